@@ -14,8 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import gpumemwidget
-from gpumemwidget.backends.cuda.backend import CudaBackend
-from gpumemwidget.backends.cuda.history import CudaHistory
+from gpumemwidget.backends.cuda.backend import CudaBackend, CudaHistory
 from gpumemwidget.backends.snapshot import (
     load_snapshot,
     parse_events,

@@ -300,7 +300,7 @@ def test_a_snapshot_that_could_not_be_written_is_told(
     def fail(*_: object) -> None:
         raise FileError("the disk is full")
 
-    monkeypatch.setattr("gpumemwidget.backends.cuda.history.write_snapshot", fail)
+    monkeypatch.setattr("gpumemwidget.backends.cuda.backend.write_snapshot", fail)
 
     gpu_cells.run(f"%%memtrace --force --snapshot '{path}'\nheld = gpu.allocate(1)\n")
 
