@@ -28,7 +28,7 @@ from gpumemwidget.backends.driver.nvml import NvmlMonitor, TimeLimitedMonitor
 from gpumemwidget.backends.hooks import TorchImportHook
 from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.backends.libraries import (
-    is_any_imported,
+    is_silent_one_imported,
     list_known_libraries,
     list_silent_libraries,
 )
@@ -366,7 +366,8 @@ class Hardware:
             else:
                 if use is not None:
                     found.append(LibraryUse(library.name, *use, can_empty=library.can_empty))
-        found += [LibraryUse(name) for name in list_silent_libraries()]
+        known = {use.name for use in found}
+        found += [LibraryUse(name) for name in list_silent_libraries() if name not in known]
         return tuple(sorted(found, key=lambda use: use.used_bytes is None))
 
     def list_caches(self) -> tuple[tuple[str, str, int | None], ...]:
@@ -397,7 +398,10 @@ class Hardware:
 
     def has_other_libraries(self) -> bool:
         """Return whether a library other than PyTorch that may be on a GPU is imported."""
-        return bool(self._libraries) and is_any_imported()
+        known = self._libraries
+        return bool(known) and (
+            any(library.is_imported for library in known) or is_silent_one_imported()
+        )
 
     def _list_own(
         self, devices: Sequence[str] | None, infos: Iterable[DeviceInfo], *, hurries: bool = True

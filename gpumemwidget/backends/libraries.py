@@ -35,7 +35,18 @@ _SILENT = {
 }
 
 
-class CupyPool:
+class _Library:
+    """A library that is there once its module is imported."""
+
+    module: str
+
+    @property
+    def is_imported(self) -> bool:
+        """Whether it may have memory."""
+        return self.module in sys.modules
+
+
+class CupyPool(_Library):
     """CuPy's default pool of memory of the GPU that is current in this thread.
 
     To ask for another one would make it the current one for a moment, and to go back may start a
@@ -43,6 +54,7 @@ class CupyPool:
     """
 
     name = "CuPy"
+    module = "cupy"
     can_empty = True
 
     def read_use(self, device: str) -> tuple[int, int | None] | None:
@@ -61,11 +73,20 @@ class CupyPool:
             cupy.get_default_pinned_memory_pool().free_all_blocks()
 
 
-class JaxClient:
+class _KeepingLibrary(_Library):
+    """A library that can't be asked to give back what it keeps for later."""
+
+    can_empty = False
+
+    def empty_cache(self, device: str) -> None:
+        """Do nothing."""
+
+
+class JaxClient(_KeepingLibrary):
     """JAX's allocator of a GPU, which takes most of it at once unless a setting says otherwise."""
 
     name = "JAX"
-    can_empty = False
+    module = "jax"
 
     def read_use(self, device: str) -> tuple[int, int | None] | None:
         """Return the bytes in use and those kept for later; the latter may be unknown."""
@@ -80,13 +101,53 @@ class JaxClient:
                     return int(used), None if pool is None else max(int(pool) - int(used), 0)
         return None
 
-    def empty_cache(self, device: str) -> None:
-        """Do nothing: JAX gives nothing back before the process ends."""
+
+class TensorflowContext(_KeepingLibrary):
+    """TensorFlow's allocator of a GPU, once its eager context is initialised."""
+
+    name = "TensorFlow"
+    module = "tensorflow"
+
+    def read_use(self, device: str) -> tuple[int, None] | None:
+        """Return the bytes that tensors are in; what else is preallocated is unknown."""
+        tensorflow = _find_module("tensorflow")
+        eager = _find_module("tensorflow.python.eager.context")
+        context = None if tensorflow is None or eager is None else eager.context_safe()
+        if context is None or not context._initialized:  # noqa: SLF001 - nothing public says it
+            return None
+        config = tensorflow.config
+        names = [gpu.name for gpu in config.get_visible_devices("GPU")]
+        name = f"/physical_device:GPU:{_find_index(device)}"
+        # Where a GPU is divided into several logical ones, their numbers are others.
+        if name not in names or len(config.list_logical_devices("GPU")) != len(names):
+            return None
+        return int(config.experimental.get_memory_info(f"GPU:{names.index(name)}")["current"]), None
+
+
+class RmmResource(_KeepingLibrary):
+    """RMM's memory resource of a GPU, which cuDF and others allocate from."""
+
+    name = "RMM"
+    module = "rmm"
+
+    def read_use(self, device: str) -> tuple[int, None] | None:
+        """Return the bytes in use by RMM's statistics, if they are on.
+
+        They count from when they were switched on: what the pool has beside them may be in use.
+        """
+        rmm = _find_module("rmm")
+        resource = None if rmm is None else rmm.mr.get_per_device_resource(_find_index(device))
+        while resource is not None:
+            if isinstance(resource, rmm.mr.StatisticsResourceAdaptor):
+                # In ``with rmm.statistics.statistics()`` they begin anew, and may fall below 0.
+                return max(int(resource.allocation_counts.current_bytes), 0), None
+            resource = resource.get_upstream() if hasattr(resource, "get_upstream") else None
+        return None
 
 
 def list_known_libraries() -> tuple[GpuLibrary, ...]:
     """Return the libraries that say what they have."""
-    return CupyPool(), JaxClient()
+    return CupyPool(), JaxClient(), TensorflowContext(), RmmResource()
 
 
 def list_silent_libraries() -> tuple[str, ...]:
@@ -94,9 +155,9 @@ def list_silent_libraries() -> tuple[str, ...]:
     return tuple(name for module, name in _SILENT.items() if module in sys.modules)
 
 
-def is_any_imported() -> bool:
-    """Return whether a library other than PyTorch that may be on a GPU is imported."""
-    return not sys.modules.keys().isdisjoint(("cupy", "jax", *_SILENT))
+def is_silent_one_imported() -> bool:
+    """Return whether a library that may have memory and not say so is imported."""
+    return not sys.modules.keys().isdisjoint(_SILENT)
 
 
 def _find_module(name: str) -> Any:

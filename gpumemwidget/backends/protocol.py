@@ -251,6 +251,10 @@ class GpuLibrary(Protocol):
     #: Whether ``empty_cache`` can give anything back.
     can_empty: bool
 
+    @property
+    def is_imported(self) -> bool:
+        """Whether it may have memory."""
+
     def read_use(self, device: str) -> tuple[int, int | None] | None:
         """Return the bytes that its arrays are in, and those that it keeps for later.
 

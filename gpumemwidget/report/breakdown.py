@@ -213,6 +213,7 @@ _SENTENCES: dict[PartKey, str] = {
 _KEPT_UNTIL = {
     "JAX": "until the kernel restarts; XLA_PYTHON_CLIENT_PREALLOCATE=false, set before it is "
     "imported, has it take less",
+    "RMM": "until its pool is replaced, as by rmm.reinitialize()",
 }
 #: Sentence on pages of files, which the system counts as available if it could read them again.
 _MAPPED = "Files that this process has mapped, such as libraries, may also count as available."

@@ -32,6 +32,11 @@ class SimulatedLibrary:
         #: The bytes in use and those that are kept for later, of each GPU.
         self._uses = [(0, 0)] * n_devices
 
+    @property
+    def is_imported(self) -> bool:
+        """Whether it has memory."""
+        return any(map(any, self._uses))
+
     def count_bytes(self, index: int) -> int:
         """Return what it has of a GPU in all."""
         return sum(self._uses[index])

@@ -6,7 +6,7 @@ import mmap
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -40,11 +40,16 @@ def proc(tmp_path: Path) -> FakeProc:
 
 
 @pytest.fixture
-def fake_host(proc: FakeProc, tmp_path: Path) -> Iterator[HostBackend]:
-    """A host whose figures are the files of ``proc``."""
-    backend = HostBackend(proc.root, tmp_path / "cgroup", find_malloc=lambda: None)
-    yield backend
-    backend.close()
+def fake_host(proc: FakeProc, tmp_path: Path) -> Iterator[Callable[[], HostBackend]]:
+    made = []
+
+    def make() -> HostBackend:
+        made.append(HostBackend(proc.root, tmp_path / "cgroup", find_malloc=lambda: None))
+        return made[-1]
+
+    yield make
+    for backend in made:
+        backend.close()
 
 
 def make_and_drop(n_bytes: int) -> None:
@@ -195,30 +200,34 @@ def test_without_procfs_the_peak_is_sampled(tmp_path: Path) -> None:
     backend.close()
 
 
-def test_without_a_reset_the_peak_is_sampled(proc: FakeProc, fake_host: HostBackend) -> None:
+def test_without_a_reset_the_peak_is_sampled(
+    proc: FakeProc, fake_host: Callable[[], HostBackend]
+) -> None:
     """Where the mark can't be reset, it tells nothing of the span."""
     proc.write_status(resident_kib=100, mark_kib=500)
+    host = fake_host()
 
-    (start,) = fake_host.start_span()
+    (start,) = host.start_span()
     proc.write_status(resident_kib=300, mark_kib=500)
-    (middle,) = fake_host.read()
+    (middle,) = host.read()
     proc.write_status(resident_kib=200, mark_kib=800)
-    (end,) = fake_host.read_exact()
+    (end,) = host.read_exact()
 
     peaks = [(r.reserved_peak_bytes // 1024, r.peak_is) for r in (start, middle, end)]
     assert peaks == [(100, "sampled"), (300, "sampled"), (300, "sampled")]
 
 
 def test_a_status_without_a_mark_gives_a_sampled_peak(
-    proc: FakeProc, fake_host: HostBackend
+    proc: FakeProc, fake_host: Callable[[], HostBackend]
 ) -> None:
     """Some sandboxes tell the resident size alone."""
     proc.write_status(resident_kib=100, mark_kib=None)
     proc.write_clear_refs()
+    host = fake_host()
 
-    fake_host.start_span()
+    host.start_span()
     proc.write_status(resident_kib=90, mark_kib=None)
-    (end,) = fake_host.read_exact()
+    (end,) = host.read_exact()
 
     assert (end.reserved_bytes, end.reserved_peak_bytes) == (90 * 1024, 100 * 1024)
     assert end.peak_is == "sampled"
@@ -226,12 +235,13 @@ def test_a_status_without_a_mark_gives_a_sampled_peak(
 
 @pytest.mark.parametrize("status", ["", "\nVmRSS:\t lots kB\n", "\x00\xff"])
 def test_a_status_that_says_nothing_falls_back(
-    status: str, proc: FakeProc, fake_host: HostBackend
+    status: str, proc: FakeProc, fake_host: Callable[[], HostBackend]
 ) -> None:
     """A file that is no process's status is not believed: psutil's figures stand in."""
     (proc.root / "self" / "status").write_bytes(status.encode("latin-1"))
+    host = fake_host()
 
-    (reading,) = fake_host.read_exact()
+    (reading,) = host.read_exact()
 
     assert reading.reserved_bytes > MIB
     assert reading.peak_is == "sampled"
@@ -270,14 +280,15 @@ print(reading.peak_is, os.stat(sys.argv[1]).st_size)
 
 
 def test_the_containers_limit_is_the_total(
-    proc: FakeProc, fake_host: HostBackend, tmp_path: Path
+    proc: FakeProc, fake_host: Callable[[], HostBackend], tmp_path: Path
 ) -> None:
     """Total and room are the machine's or the control group's, whichever is lower."""
     proc.write_cgroup("0::/\n")
     write_group(tmp_path / "cgroup", limit=str(900 * 1024), usage=850 * 1024)
-    limits = (fake_host.list_devices()[0].total_bytes, fake_host.read_memory("host")[0])
+    limited = fake_host()
+    limits = (limited.list_devices()[0].total_bytes, limited.read_memory("host")[0])
     write_group(tmp_path / "cgroup", limit=str(1 << 60), usage=10 * 1024)
-    free = HostBackend(proc.root, tmp_path / "cgroup", find_malloc=lambda: None)
+    free = fake_host()
 
     assert limits == (900 * 1024, 50 * 1024)
     assert free.list_devices()[0].total_bytes == psutil.virtual_memory().total

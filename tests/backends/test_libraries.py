@@ -22,7 +22,7 @@ from gpumemwidget.releasing.release import execute_release
 from gpumemwidget.report.release import report_release
 from gpumemwidget.session.whole_devices import take_breakdowns
 from gpumemwidget.testing import simulate_gpus
-from gpumemwidget.testing.machine import SimulatedMachine
+from gpumemwidget.testing.machine import SimulatedLibrary, SimulatedMachine
 from tests.backends.children import run_python
 from tests.shell import open_shell
 
@@ -76,7 +76,7 @@ class _Broken:
     """A library that answers with errors where it has no figures."""
 
     name = "Broken"
-    can_empty = True
+    can_empty = is_imported = True
 
     def __init__(self, *use: int) -> None:
         self._use = use
@@ -157,13 +157,18 @@ def test_what_is_imported_and_silent_is_named(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("found", [None, 5, object()])
 def test_a_module_that_is_none_is_not_asked(monkeypatch: pytest.MonkeyPatch, found: object) -> None:
     """Somebody may have put anything under the name."""
-    for name in ("cupy", "jax._src.xla_bridge"):
+    names = ("cupy", "jax._src.xla_bridge", "tensorflow", "tensorflow.python.eager.context", "rmm")
+    for name in names:
         monkeypatch.setitem(sys.modules, name, found)
 
-    assert [library.read_use("cuda:0") for library in list_known_libraries()] == [None] * 2
+    assert [library.read_use("cuda:0") for library in list_known_libraries()] == [None] * 4
 
 
-@pytest.mark.skipif(find_spec("jax") is None, reason="JAX is not installed")
+def _needs(module: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(find_spec(module) is None, reason=f"{module} is not installed")
+
+
+@_needs("jax")
 def test_jax_is_asked_of_a_gpu_that_is_not_its_default(tmp_path: Path) -> None:
     """Its CPU is the default here; nothing is initialised by asking, before or after the import."""
     run_python(
@@ -193,20 +198,106 @@ def test_jax_is_asked_of_a_gpu_that_is_not_its_default(tmp_path: Path) -> None:
     )
 
 
+@_needs("tensorflow")
+def test_tensorflow_is_not_initialised(tmp_path: Path) -> None:
+    """TensorFlow is asked once its context is there; it has no figure of a GPU it is not on."""
+    run_python(
+        """
+        import sys
+        from gpumemwidget.backends.libraries import TensorflowContext, list_silent_libraries
+        read_use = TensorflowContext().read_use
+        assert read_use("cuda:0") is None and "tensorflow" not in sys.modules
+        import tensorflow
+        context = sys.modules["tensorflow.python.eager.context"]
+        assert read_use("cuda:0") is None and context.context_safe() is None
+        tensorflow.config.set_soft_device_placement(True)
+        assert read_use("cuda:0") is None and not context.context_safe()._initialized
+        tensorflow.constant(1)
+        assert context.context_safe()._initialized
+        assert read_use("cuda:97") is None
+        assert list_silent_libraries() == ("TensorFlow",)
+        """,
+        tmp_path,
+    )
+
+
+@_needs("rmm")
+def test_rmm_has_what_its_statistics_count(tmp_path: Path) -> None:
+    """RMM's counters need no GPU, as the memory is the host's; the rest of a pool is unknown."""
+    run_python(
+        """
+        import ctypes, sys
+        from gpumemwidget.backends.libraries import RmmResource
+        read_use = RmmResource().read_use
+        assert read_use("cuda:1") is None and "rmm" not in sys.modules
+        import rmm
+        assert read_use("cuda:1") is None
+        held = {}
+        def allocate(n_bytes, stream):
+            memory = (ctypes.c_char * (n_bytes + 256))()
+            address = (ctypes.addressof(memory) + 255) // 256 * 256
+            held[address] = memory
+            return address
+        memory = rmm.mr.CallbackMemoryResource(allocate, lambda address, *_: held.pop(address))
+        rmm.mr.set_per_device_resource(1, memory)
+        assert read_use("cuda:1") is None
+        counted = rmm.mr.StatisticsResourceAdaptor(memory)
+        rmm.mr.set_per_device_resource(1, counted)
+        address = counted.allocate(1 << 20)
+        assert read_use("cuda:1") == (1 << 20, None)
+        pool = rmm.mr.PoolMemoryResource(memory, 1 << 22, 1 << 23)
+        pooled = rmm.mr.StatisticsResourceAdaptor(pool)
+        rmm.mr.set_per_device_resource(1, rmm.mr.TrackingResourceAdaptor(pooled))
+        other = pooled.allocate(1 << 20)
+        assert read_use("cuda:1") == (1 << 20, None)
+        pooled.push_counters()
+        pooled.deallocate(other, 1 << 20)
+        assert read_use("cuda:1") == (0, None)
+        counted.deallocate(address, 1 << 20)
+        rmm.mr.set_per_device_resource(1, rmm.mr.CudaMemoryResource())
+        del pool, pooled
+        """,
+        tmp_path,
+    )
+
+
+def test_one_with_a_figure_is_not_named_as_a_silent_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As RMM, which says what it has where its statistics are on."""
+
+    class Rmm(_Broken):
+        name = "RMM"
+
+    monkeypatch.setitem(sys.modules, "rmm", ModuleType("rmm"))
+    with simulate_gpus(total_bytes=16 * GIB) as gpus:
+        gpus.touch(0)
+        gpus.driver.library.set_use(GIB)
+        counts, silent = _make(gpus, Rmm(GIB, 0)), _make(gpus, gpus.driver.library)
+
+        known = [use.used_bytes for use in counts.read_libraries("cuda:0") if use.name == "RMM"]
+        named = [use.used_bytes for use in silent.read_libraries("cuda:0") if use.name == "RMM"]
+        counts.close()
+        silent.close()
+
+    assert (known, named) == ([GIB], [None])
+
+
 def test_gpus_without_pytorch_are_asked_where_another_library_may_be_on_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Otherwise those alone that PyTorch is on."""
     with simulate_gpus(2, total_bytes=16 * GIB) as gpus:
         gpus.touch(0)
-        gpus.driver.library.set_use(GIB, 0, 1)
         hardware = detect_hardware()
         hardware.list_all_devices()
 
         alone = hardware.read_own_uses()
-        monkeypatch.setitem(sys.modules, "faiss", ModuleType("faiss"))
+        gpus.driver.library.set_use(GIB, 0, 1)
         beside = hardware.read_own_uses()
+        monkeypatch.setattr(SimulatedLibrary, "is_imported", False)
+        hidden = hardware.read_own_uses()
+        monkeypatch.setitem(sys.modules, "faiss", ModuleType("faiss"))
+        silent = hardware.read_own_uses()
         hardware.close()
 
-    assert [device for device, _ in alone] == ["cuda:0"]
-    assert [device for device, _ in beside] == ["cuda:0", "cuda:1"]
+    found = [[device for device, _ in uses] for uses in (alone, beside, hidden, silent)]
+    assert found == [["cuda:0"], ["cuda:0", "cuda:1"], ["cuda:0"], ["cuda:0", "cuda:1"]]

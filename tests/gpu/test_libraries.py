@@ -136,6 +136,27 @@ print(json.dumps([[d.platform for d in jax.local_devices()], list_parts(), own["
     assert parts["library"] == used >= 4 << 20
 
 
+def test_rmm_has_what_its_statistics_count() -> None:
+    """What its pool has beside that is unknown; a cell that allocates within it takes nothing."""
+    pytest.importorskip("rmm")
+
+    found = _run(f"""
+cell("import rmm, rmm.statistics; rmm.reinitialize(pool_allocator=True, initial_pool_size={GIB})")
+if not ask_driver(): print("not listed"); sys.exit()
+pooled, silent = read_outside(), list_parts()
+cell("rmm.statistics.enable_statistics(); b = rmm.DeviceBuffer(size={GIB} // 4)")
+print(json.dumps([pooled, silent, read_outside(), list_parts(), ask_driver()]))
+""")
+
+    pooled, silent, outside, parts, driver = found
+    assert pooled[1] - pooled[0] >= GIB
+    assert silent == {}
+    assert outside == [pooled[1], driver]
+    assert driver - pooled[1] < 64 << 20
+    assert parts["library"] == GIB // 4
+    assert "library cache" not in parts
+
+
 def test_what_a_library_took_for_a_while_is_a_sampled_peak() -> None:
     """By the driver's figure, at the moment that the dashboard asks."""
     pytest.importorskip("cupy")
