@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from benchmarks.rows import Row, format_bytes, format_seconds, judge
-from gpumemwidget.backends.cuda.snapshot import parse_segments, parse_traces
+from gpumemwidget.backends.snapshot import parse_segments, parse_traces
 from gpumemwidget.tracing.device_trace import describe_device
 from gpumemwidget.tracing.sources import Source, Sources
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import get_args
 
 from gpumemwidget.model.breakdowns import (
     Breakdown,
@@ -19,31 +20,8 @@ from gpumemwidget.model.breakdowns import (
     PartKey,
     SegmentMap,
 )
-from gpumemwidget.model.devices import (
-    HOST,
-    DeviceState,
-    Frame,
-    LibraryUse,
-    ProcessUse,
-    Segment,
-)
+from gpumemwidget.model.devices import HOST, DeviceState, Frame, LibraryUse, ProcessUse, Segment
 from gpumemwidget.model.ownership import BlockNames, DeviceAccount, MemoryKind
-
-#: Parts of the memory that is reserved but unallocated.
-_UNALLOCATED_KEYS: tuple[PartKey, ...] = ("pending", "releasable", "fragmented", "pools")
-#: The order of the kinds.
-_KINDS: tuple[MemoryKind, ...] = (
-    "parameter",
-    "gradient",
-    "optimizer state",
-    "saved for backward",
-    "buffer",
-    "tensor",
-    "cuBLAS workspace",
-    "CUDA-graph pool",
-    "compile cache",
-    "other",
-)
 
 
 def build_breakdown(
@@ -138,10 +116,7 @@ def build_segment_map(
 
 
 def _divide_device(
-    state: DeviceState,
-    own: Sequence[_PartGroup],
-    total: int,
-    doubts: list[BreakdownDoubt],
+    state: DeviceState, own: Sequence[_PartGroup], total: int, doubts: list[BreakdownDoubt]
 ) -> tuple[BreakdownPart, ...]:
     """Return the parts of the whole device, without figures that contradict the others.
 
@@ -258,7 +233,9 @@ def _list_own_groups(
 ) -> list[_PartGroup]:
     """Return this process's memory as PyTorch's allocator counts it, or malloc on the host."""
     reading, device = state.reading, state.info.device
-    cached_keys: tuple[PartKey, ...] = ("cached",) if device == HOST else _UNALLOCATED_KEYS
+    cached_keys: tuple[PartKey, ...] = ("pending", "releasable", "fragmented", "pools")
+    if device == HOST:
+        cached_keys = ("cached",)
     groups = [_PartGroup(("allocated",)), _PartGroup(cached_keys)]
     if reading is None:
         # On a GPU that is not touched PyTorch has nothing.
@@ -327,7 +304,11 @@ def _divide_allocated(
     sums: dict[MemoryKind, int] = {}
     for line in owned:
         sums[line.kind] = sums.get(line.kind, 0) + line.n_bytes - (line.rounding_bytes or 0)
-    parts = [BreakdownPart("kind", sums.get(kind, 0), kind=kind) for kind in _KINDS]
+    parts = [
+        BreakdownPart("kind", sums.get(kind, 0), kind=kind)
+        for kind in get_args(MemoryKind)
+        if kind != "unknown"
+    ]
     parts.append(BreakdownPart("unnamed", sums.get("unknown", 0)))
     rounding_bytes = sum(line.rounding_bytes or 0 for line in owned)
     parts.append(BreakdownPart("rounding", rounding_bytes))
@@ -381,10 +362,7 @@ def _list_process_groups(
 
 
 def _divide_own(
-    own_bytes: int,
-    groups: Sequence[_PartGroup],
-    state: DeviceState,
-    doubts: list[BreakdownDoubt],
+    own_bytes: int, groups: Sequence[_PartGroup], state: DeviceState, doubts: list[BreakdownDoubt]
 ) -> _PartGroup:
     """Return all of this process's parts as one group."""
     keys = tuple(key for group in groups for key in group.keys)

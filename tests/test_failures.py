@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import SimpleNamespace
 
-from gpumemwidget.backends.patching import Patch
+from gpumemwidget.backends.hooks import Patch
 from gpumemwidget.errors import Notes
 
 

@@ -27,19 +27,14 @@ from gpumemwidget.allocator.rules import (
     choose_fitting,
     choose_rounding,
 )
-from gpumemwidget.backends.cuda.snapshot import SMALL_PAGE_BYTES
+from gpumemwidget.backends.snapshot import SMALL_PAGE_BYTES
 from gpumemwidget.errors import BackendError, BadInputError
 from gpumemwidget.model.devices import Block, Segment
 
-MIB = 1024 * 1024
-#: Minimum size of a request that gets a segment of its own.
-MIN_OWN_SEGMENT_BYTES = 10 * MIB
-#: The size of a segment of its own is a multiple of this.
-SEGMENT_ROUNDING_BYTES = 2 * MIB
-#: Address of the first segment. Addresses are never used twice, except within an expandable range.
-FIRST_ADDRESS = 0x7F00_0000_0000
+#: The size of a segment for a single block is a multiple of this.
+_SEGMENT_ROUNDING_BYTES = 2 << 20
 #: Id of the pool that serves all requests outside of CUDA graphs and of ``MemPool``.
-COMMON_POOL = (0, 0)
+_COMMON_POOL = (0, 0)
 
 #: The arguments of ``CachingAllocator.on_event``: the action, the address (for ``oom`` the free
 #: memory), the bytes (of a block the requested ones), the stream, and the block, if there is one.
@@ -68,7 +63,8 @@ class CachingAllocator:
         self.total_bytes = total_bytes
         self.outside_bytes = 0
         self.active_blocks: dict[int, SimulatedBlock] = {}
-        self.next_address = self._lowest_address = FIRST_ADDRESS
+        # Addresses are never used twice, except within an expandable range.
+        self.next_address = self._lowest_address = 0x7F00_0000_0000
         self.addresses_fall = False
         self.on_event: EventHandler | None = None
         self._settings = settings or AllocatorSettings()
@@ -123,7 +119,7 @@ class CachingAllocator:
     # -- What a program does -----------------------------------------------------------------------
 
     def allocate(
-        self, n_bytes: int, *, stream: int = 0, pool_id: tuple[int, int] = COMMON_POOL
+        self, n_bytes: int, *, stream: int = 0, pool_id: tuple[int, int] = _COMMON_POOL
     ) -> SimulatedBlock:
         """Return a block of at least ``n_bytes``.
 
@@ -192,7 +188,7 @@ class CachingAllocator:
         self.synchronize()
         # PyTorch empties those of large blocks first.
         for pool in sorted(self._pools.values(), key=lambda pool: (pool.is_small, pool.stream)):
-            if pool.pool_id == COMMON_POOL:
+            if pool.pool_id == _COMMON_POOL:
                 self._release_pool(pool)
 
     # -- What PyTorch reports ----------------------------------------------------------------------
@@ -213,7 +209,7 @@ class CachingAllocator:
                 device=device,
                 address=run[0].address,
                 n_bytes=sum(block.n_bytes for block in run),
-                is_private=run[0].pool.pool_id != COMMON_POOL,
+                is_private=run[0].pool.pool_id != _COMMON_POOL,
                 pool_id=run[0].pool.pool_id,
                 blocks=tuple(
                     Block(
@@ -337,12 +333,13 @@ class CachingAllocator:
 
     def _reserve(self, pool: BlockPool, block_bytes: int) -> SimulatedBlock | None:
         """Return a free block of new memory that is in no cache, or ``None`` without room."""
+        # Requests of 10 MiB and more have a segment of their own.
         if pool.is_small:
             n_bytes = SMALL_PAGE_BYTES
-        elif block_bytes < MIN_OWN_SEGMENT_BYTES:
+        elif block_bytes < 10 << 20:
             n_bytes = self._settings.large_segment_bytes
         else:
-            n_bytes = _round_up(block_bytes, SEGMENT_ROUNDING_BYTES)
+            n_bytes = _round_up(block_bytes, _SEGMENT_ROUNDING_BYTES)
         limit = self.allowed_bytes
         if limit is not None and self.reserved_bytes + n_bytes > limit:
             return None
@@ -512,7 +509,7 @@ class CachingAllocator:
             self._restore_block(unmapped, below)
             address = unmapped.end
         self._reserved.add(segment.n_bytes)
-        self.next_address = max(self.next_address, _round_up(address, SEGMENT_ROUNDING_BYTES))
+        self.next_address = max(self.next_address, _round_up(address, _SEGMENT_ROUNDING_BYTES))
         self._lowest_address = min(self._lowest_address, segment.address)
 
     def _restore_block(self, block: SimulatedBlock, below: SimulatedBlock | None) -> None:

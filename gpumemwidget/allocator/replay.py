@@ -15,20 +15,13 @@ from dataclasses import dataclass, field
 
 from gpumemwidget.allocator.rules import SMALL_BYTES, choose_fitting, choose_rounding
 from gpumemwidget.model.devices import Segment
-from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, TraceEvents
+from gpumemwidget.model.traces import AllocatorTrace, TraceEvents
 from gpumemwidget.progress import Stage, follow
 
-ALLOC = ACTIONS.index("alloc")
-FREE_REQUESTED = ACTIONS.index("free_requested")
-FREE_COMPLETED = ACTIONS.index("free_completed")
-SEGMENT_ALLOC = ACTIONS.index("segment_alloc")
-SEGMENT_FREE = ACTIONS.index("segment_free")
-SEGMENT_MAP = ACTIONS.index("segment_map")
-SEGMENT_UNMAP = ACTIONS.index("segment_unmap")
-#: Actions by which memory comes from the driver, or goes back.
-_DRIVER_ACTIONS = frozenset((SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP))
-#: Actions that change nothing, and whose size may be anything.
-_UNSIZED = frozenset((ACTIONS.index("oom"), ACTIONS.index("snapshot")))
+#: The codes of the actions in ``TraceEvents.actions``.
+ALLOC, FREE_REQUESTED, FREE_COMPLETED, SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP = (
+    range(7)
+)
 #: Larger sizes than any device has: an event with such a size is wrong, and sums would overflow.
 _MAX_DEVICE_BYTES = 1 << 42
 
@@ -46,12 +39,12 @@ class Blocks:
     #: Type ``i``: the index of the event that freed it; -1 if it is in use at the end.
     freed_at: array[int] = field(default_factory=lambda: array("i"))
 
-    def add(self, address: int, n_bytes: int, *, begun_at: int = -1, freed_at: int = -1) -> int:
+    def add(self, address: int, n_bytes: int, *, begun_at: int = -1) -> int:
         """Add a block; return its index."""
         self.addresses.append(address)
         self.sizes.append(n_bytes)
         self.begun_at.append(begun_at)
-        self.freed_at.append(freed_at)
+        self.freed_at.append(-1)
         return len(self.sizes) - 1
 
 
@@ -141,7 +134,8 @@ def _replay_from(layout: BlockLayout, trace: AllocatorTrace, *, is_whole: bool =
         follow(columns, Stage.REPLAY_EVENTS, len(events))
     ):
         if not 0 <= size <= _MAX_DEVICE_BYTES:
-            n_contradictions += action not in _UNSIZED
+            # Other actions change nothing, and their size may be anything.
+            n_contradictions += action <= SEGMENT_UNMAP
         elif action == ALLOC:
             free_bytes = free.get(address, 0)
             n_bytes = fit(size, free_bytes)
@@ -162,7 +156,7 @@ def _replay_from(layout: BlockLayout, trace: AllocatorTrace, *, is_whole: bool =
                 layout.add_free(address, pending.pop(address))
             else:
                 n_contradictions += is_whole
-        elif action in _DRIVER_ACTIONS:
+        elif action <= SEGMENT_UNMAP:
             reserved_changes[place], is_possible = _follow_driver(layout, action, address, size)
             n_contradictions += is_whole and not is_possible
 

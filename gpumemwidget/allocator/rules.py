@@ -10,25 +10,20 @@ https://github.com/pytorch/pytorch/blob/main/c10/cuda/CUDACachingAllocator.cpp
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gpumemwidget.backends.cuda.snapshot import LARGE_PAGE_BYTES, parse_rules
+from gpumemwidget.backends.snapshot import LARGE_PAGE_BYTES, parse_rules
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.traces import AllocatorRules
 
-_MIB = 1 << 20
 #: Size of the smallest block; every block is a multiple of it.
 MIN_BLOCK_BYTES = 512
 #: Largest request that comes from segments for small blocks.
 SMALL_BYTES = 1 << 20
-#: More than any device has: "no limit".
-_UNLIMITED_BYTES = 1 << 62
-#: Number of intervals of ``roundup_power2_divisions``: from 1 MiB on, each twice as long as the
-#: one before. The last holds for all larger sizes.
-_N_ROUNDUP_INTERVALS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +39,6 @@ class AllocatorSettings(AllocatorRules):
     #: ``per_process_memory_fraction``: maximum bytes that the process may reserve; ``None`` without
     #: a limit.
     allowed_bytes: int | None = None
-
-
-#: The field of each option that is a number of MiB.
-_SIZES = {
-    "large_segment_size_mb": "large_segment_bytes",
-    "max_non_split_rounding_mb": "max_non_split_rounding_bytes",
-    "max_split_size_mb": "max_split_bytes",
-}
 
 
 def parse_settings(text: str, *, total_bytes: int) -> AllocatorSettings:
@@ -70,12 +57,18 @@ def parse_settings(text: str, *, total_bytes: int) -> AllocatorSettings:
         BadInputError: an option has a value that can't be read, and that PyTorch refuses too.
     """
     settings: dict[str, Any] = {}
+    # The field of each option that is a number of MiB.
+    sizes = {
+        "large_segment_size_mb": "large_segment_bytes",
+        "max_non_split_rounding_mb": "max_non_split_rounding_bytes",
+        "max_split_size_mb": "max_split_bytes",
+    }
     # A comma within brackets separates the parts of a value, and not options.
     for item in filter(None, re.split(r",(?![^\[]*\])", re.sub(r"\s", "", text))):
         name, _, value = item.partition(":")
         try:
-            if name in _SIZES:
-                settings[_SIZES[name]] = _parse_positive(value) * _MIB
+            if name in sizes:
+                settings[sizes[name]] = _parse_positive(value) << 20
             elif name == "per_process_memory_fraction":
                 settings["allowed_bytes"] = int(float(value) * total_bytes)
             elif name == "expandable_segments":
@@ -106,17 +99,20 @@ def _parse_divisions(value: str) -> tuple[tuple[int, int], ...]:
             256 MiB to 512 MiB, and so on. The first also holds for smaller requests, ``>`` for
             larger ones than the last; intervals that are not named are not divided.
     """
+    # From 1 MiB on, each interval is twice as long as the one before. The last one holds for all
+    # larger sizes.
+    n_intervals = 16
     if not value.startswith("["):
-        steps = [_parse_positive(value)] * _N_ROUNDUP_INTERVALS
+        steps = [_parse_positive(value)] * n_intervals
     else:
-        steps = [0] * _N_ROUNDUP_INTERVALS
+        steps = [0] * n_intervals
         last = -1
         for part in filter(None, value.strip("[]").split(",")):
             start, _, n_steps = part.partition(":")
             if start == ">":
-                steps[last + 1 :] = [int(n_steps)] * (_N_ROUNDUP_INTERVALS - last - 1)
+                steps[last + 1 :] = [int(n_steps)] * (n_intervals - last - 1)
                 continue
-            place = min(_parse_positive(start).bit_length(), _N_ROUNDUP_INTERVALS) - 1
+            place = min(_parse_positive(start).bit_length(), n_intervals) - 1
             if last < 0:
                 steps[:place] = [int(n_steps)] * place
             steps[place] = int(n_steps)
@@ -135,9 +131,8 @@ def choose_fitting(rules: AllocatorRules) -> Callable[[int, int], int]:
     """
     round_up = choose_rounding(rules)
     # Blocks up to the one size are split from any larger free block, blocks from the other never.
-    always_split = _UNLIMITED_BYTES if rules.is_expandable else SMALL_BYTES
-    max_split = rules.max_split_bytes
-    never_split = _UNLIMITED_BYTES if max_split is None else max_split
+    always_split = math.inf if rules.is_expandable else SMALL_BYTES
+    never_split = math.inf if rules.max_split_bytes is None else rules.max_split_bytes
 
     def fit(requested_bytes: int, free_bytes: int) -> int:
         n_bytes = round_up(requested_bytes)

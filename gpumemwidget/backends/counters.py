@@ -1,4 +1,19 @@
-"""Read the counters of the touched devices of one kind: what CUDA and other accelerators share."""
+"""Read the counters of the touched devices of one kind: of CUDA, or of another accelerator.
+
+Others are XPU, MPS, and what extensions of PyTorch bring. Releases of PyTorch differ in what can be
+read of them; the rest is ``None``:
+
+- XPU has the caching allocator's statistics since 2.6, and its blocks in later releases.
+- MPS has statistics since ``torch.accelerator``'s memory functions reach it (2.13).
+- Extensions have what they hand to ``torch.accelerator``, whose functions came with 2.9.
+
+Peaks are exact where the marks can be reset unseen by the user, as on CUDA, XPU and MPS (see
+``peak_overlay.py``). Elsewhere nothing is reset, and the peaks of cells are unknown.
+
+Nothing here brings a device into use: whether one is, is always asked first. Much of what is asked
+is an extension's own code, which may fail with whatever it likes: then a figure is unknown, a note
+says why once, and recording goes on.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +22,9 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, TypeVar
 
-from gpumemwidget.backends.peak_overlay import NestedStats, PeakOverlay
+from gpumemwidget.backends.peak_overlay import NestedStats, PeakOverlay, find_extension
 from gpumemwidget.backends.protocol import MemoryBackend
+from gpumemwidget.backends.snapshot import parse_segments
 from gpumemwidget.errors import BackendError, Notes, describe_exception, read_first_line
 from gpumemwidget.model.devices import (
     DeviceInfo,
@@ -16,6 +32,7 @@ from gpumemwidget.model.devices import (
     HardwareNoteKind,
     PeakIs,
     Reading,
+    Segment,
 )
 
 _T = TypeVar("_T")
@@ -149,6 +166,16 @@ class TouchedCounters(MemoryBackend):
                 "restart the kernel if the device is in error"
             ) from exc
 
+    def read_memory(self, device: str) -> tuple[int, int] | None:
+        """Return the free and total bytes of a touched device, 5 µs on CUDA; ``None`` on MPS."""
+        ask_driver = getattr(self._module, "mem_get_info", None)
+        index = next((i for i in self._list_touched() if device == self._name(i)), None)
+        if ask_driver is None or index is None:
+            return None
+        memory: tuple[int, int] | None
+        memory = self._ask(partial(ask_driver, index), device, "free memory", None)
+        return memory
+
     def take_notes(self) -> tuple[HardwareNote, ...]:
         """Return notes on what failed, each once."""
         return self._notes.take()
@@ -160,11 +187,6 @@ class TouchedCounters(MemoryBackend):
 
     def _name(self, index: int) -> str:
         return f"{self.kind}:{index}"
-
-    def _find_index(self, device: str) -> int | None:
-        """Return the index of a touched device; ``None`` for any other device."""
-        touched = self._list_touched()
-        return next((index for index in touched if device == self._name(index)), None)
 
     def _read_touched(self, read: Callable[[int], Reading]) -> tuple[Reading, ...]:
         """Return a reading of each touched device; where PyTorch refuses, it is unknown.
@@ -216,3 +238,112 @@ class TouchedCounters(MemoryBackend):
 def describe_refusal(exc: Exception) -> str:
     """Return an exception's first line, with its type unless it is PyTorch's ``RuntimeError``."""
     return read_first_line(exc) if type(exc) is RuntimeError else describe_exception(exc)
+
+
+# -- Accelerators other than CUDA ------------------------------------------------------------------
+
+
+class AcceleratorBackend(TouchedCounters):
+    """Counters of the touched devices of the accelerator.
+
+    Args:
+        torch: the imported module ``torch``; it is never imported from here.
+
+    Raises:
+        BackendError: this build of PyTorch has no accelerator, or it is CUDA, or this release has
+            no statistics of it.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        bindings = torch._C  # noqa: SLF001 - the public functions may start the device
+        kind = _find_kind(bindings)
+        stats_binding = None if kind is None else _find_stats_binding(bindings, kind)
+        if kind is None or stats_binding is None:
+            raise BackendError(
+                f"PyTorch {torch.__version__} was built without a GPU's support, or has no "
+                "counters of it: what is on one can't be read, install a build for it to record it"
+            )
+        self._stats_binding = stats_binding
+        # Of XPU and MPS the user reads peaks only through calls that an overlay covers.
+        overlay = PeakOverlay(bindings, kind=kind) if kind in ("xpu", "mps") else None
+        super().__init__(torch, kind, overlay)
+
+    def read_segments(self) -> tuple[Segment, ...]:
+        """Return the segments of touched devices, where this release of PyTorch lists them."""
+        read = getattr(getattr(self._module, "memory", None), "memory_snapshot", None)
+        touched = self._list_touched()
+        if read is None or not touched:
+            return ()
+        return self._ask(
+            lambda: parse_segments(
+                (raw for raw in read() if raw["device"] in touched), kind=self.kind
+            ),
+            self.kind,
+            "the allocator's blocks",
+            (),
+        )
+
+    # -- One device --------------------------------------------------------------------------------
+
+    def _read_stats(self, index: int) -> NestedStats:
+        # Looked up anew, as an overlay may wrap the binding.
+        stats: NestedStats = getattr(self._bindings, self._stats_binding)(index)
+        return stats
+
+    def _read_info(self, index: int) -> DeviceInfo:
+        if self.kind != "mps":
+            return super()._read_info(index)
+        read_name = getattr(self._torch.backends.mps, "get_name", None)
+        name = "Apple GPU" if read_name is None else str(read_name())
+        # Metal's recommended maximum: the memory is the machine's own.
+        read_total = getattr(self._module, "recommended_max_memory", None)
+        return DeviceInfo("mps:0", name, None if read_total is None else int(read_total()))
+
+    # -- Devices in use ----------------------------------------------------------------------------
+
+    def _list_touched(self) -> list[int]:
+        return self._ask(self._find_touched, self.kind, "devices in use", [])
+
+    def _find_touched(self) -> list[int]:
+        # Once an accelerator is in use, all of its devices are, and can be asked at no cost.
+        if not self._is_in_use():
+            return []
+        if self.kind == "mps":
+            return [0]
+        owner = self._module if hasattr(self._module, "device_count") else self._torch.accelerator
+        return list(range(int(owner.device_count())))
+
+    def _is_in_use(self) -> bool:
+        is_bad_fork = getattr(self._module, "_is_in_bad_fork", None)
+        if is_bad_fork is not None and is_bad_fork():
+            return False
+        is_initialized = getattr(self._module, "is_initialized", None)
+        if is_initialized is not None:
+            return bool(is_initialized())
+        return bool(self._bindings._accelerator_isAllocatorInitialized())  # noqa: SLF001 - has no public name
+
+
+def _find_kind(bindings: Any) -> str | None:
+    """Return the accelerator of this build beside CUDA: ``"xpu"``, ``"mps"``, an extension's.
+
+    PyTorch is not asked whether the machine has such a device: in some releases that starts CUDA or
+    XPU, and forking fails then.
+    """
+    extension = find_extension(bindings)
+    if extension is not None or hasattr(bindings, "_cuda_memoryStats"):
+        return extension
+    if hasattr(bindings, "_xpu_init"):
+        return "xpu"
+    return "mps" if getattr(bindings, "_has_mps", False) else None
+
+
+def _find_stats_binding(bindings: Any, kind: str) -> str | None:
+    """Return the name of the binding that reads the statistics; ``None`` where none does."""
+    if hasattr(bindings, f"_{kind}_memoryStats"):
+        return f"_{kind}_memoryStats"
+    try:
+        # MPS has the other binding before 2.13, too, and refuses both.
+        bindings._accelerator_isAllocatorInitialized()  # noqa: SLF001 - has no public name
+    except (AttributeError, RuntimeError):
+        return None
+    return "_accelerator_getDeviceStats"

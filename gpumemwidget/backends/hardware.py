@@ -14,20 +14,21 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from gpumemwidget.backends.accelerators import AcceleratorBackend
+from gpumemwidget.backends.counters import AcceleratorBackend
 from gpumemwidget.backends.cuda.backend import CudaBackend
-from gpumemwidget.backends.cuda.torch_hooks import TorchImportHook
-from gpumemwidget.backends.device_states import (
+from gpumemwidget.backends.driver.gpu_processes import (
+    ProcessTree,
     add_processes,
+    find_kernel,
+    has_cuda_context,
     has_reserved,
-    is_steady,
     join_children,
 )
-from gpumemwidget.backends.driver.gpu_processes import ProcessTree, find_kernel, has_cuda_context
 from gpumemwidget.backends.driver.nvml import NvmlMonitor, TimeLimitedMonitor
+from gpumemwidget.backends.hooks import TorchImportHook
 from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.backends.libraries import (
-    is_any_imported,
+    is_silent_one_imported,
     list_known_libraries,
     list_silent_libraries,
 )
@@ -58,9 +59,6 @@ from gpumemwidget.model.devices import (
     rank_device,
 )
 from gpumemwidget.model.traces import AllocatorTrace
-
-#: Maximum number of times that all devices are read until nothing moves meanwhile.
-_MAX_READS = 3
 
 
 class Hardware:
@@ -98,7 +96,6 @@ class Hardware:
         self._notes: Notes[HardwareNote] = Notes()
         #: The number of events of the running trace; ``None`` where none runs.
         self._n_events: int | None = None
-        self._keeps_sites = False
 
     # -- Counters ----------------------------------------------------------------------------------
 
@@ -220,16 +217,6 @@ class Hardware:
             trace for backend in backends for trace in backend.end_trace(snapshot_to=snapshot_to)
         )
 
-    def keep_sites(self, *, is_on: bool) -> HardwareNote:
-        """Keep the line of each live block from now on, or no longer; return what holds then."""
-        with self._lock:
-            self._keeps_sites = is_on
-            backends = self._backends
-        done = [backend.keep_sites(is_on=is_on) for backend in backends]
-        is_coming = self._import_hook.is_waiting and is_on
-        kind = HardwareNoteKind.SITES_AWAIT_TORCH if is_coming else HardwareNoteKind.SITES_NEED_GPU
-        return next((note for note in done if note is not None), HardwareNote(kind))
-
     # -- Limits ------------------------------------------------------------------------------------
 
     def set_limit(self, device: str, request: LimitRequest) -> None:
@@ -326,7 +313,7 @@ class Hardware:
         """
         infos = self.list_all_devices()
         before = _index(self.read_as_user())
-        for _ in range(_MAX_READS):
+        for _ in range(3):  # Until nothing moves meanwhile.
             states, listed = self._look(before, infos, with_segments=with_segments)
             if all(state.is_at_one_moment for state in states):
                 break
@@ -340,23 +327,23 @@ class Hardware:
         segments: dict[str, list[Segment]] = {}
         for segment in self.read_segments() if with_segments else ():
             segments.setdefault(segment.device, []).append(segment)
-        asked = [
-            (self.read_use(i), self._list_processes(i.device), self.read_use(i)) for i in infos
-        ]
+        asked = {i.device: (self.read_use(i), self._list_processes(i.device)) for i in infos}
         after = _index(self.read_as_user())
         states = []
-        for info, (use_before, _, use) in zip(infos, asked, strict=True):
-            device = info.device
+        for info in infos:
+            device, on_host = info.device, info.device == HOST
             # malloc's count is not read twice in a row where it is slow.
-            reading = (before if device == HOST else after).get(device)
-            state = DeviceState(info, reading, use, segments=tuple(segments.get(device, ())))
-            if device == HOST:
-                state = dataclasses.replace(state, pinned_bytes=self.read_pinned())
-            elif not is_steady(before.get(device), state, use_before):
-                state = dataclasses.replace(state, is_at_one_moment=False)
-            states.append(state)
-        listed = zip(infos, asked, strict=True)
-        return states, {info.device: processes for info, (_, processes, _) in listed}
+            reading = (before if on_host else after).get(device)
+            state = DeviceState(
+                info,
+                reading,
+                asked[device][0],
+                segments=tuple(segments.get(device, ())),
+                pinned_bytes=self.read_pinned() if on_host else None,
+            )
+            is_steady = on_host or _is_steady(before.get(device), state)
+            states.append(dataclasses.replace(state, is_at_one_moment=is_steady))
+        return states, {device: processes for device, (_, processes) in asked.items()}
 
     # -- Other libraries ---------------------------------------------------------------------------
 
@@ -411,7 +398,10 @@ class Hardware:
 
     def has_other_libraries(self) -> bool:
         """Return whether a library other than PyTorch that may be on a GPU is imported."""
-        return bool(self._libraries) and is_any_imported()
+        known = self._libraries
+        return bool(known) and (
+            any(library.is_imported for library in known) or is_silent_one_imported()
+        )
 
     def _list_own(
         self, devices: Sequence[str] | None, infos: Iterable[DeviceInfo], *, hurries: bool = True
@@ -441,9 +431,7 @@ class Hardware:
             self._pid_in_cuda = own_pid
         return self._pid_in_cuda == own_pid
 
-    def empty_libraries(
-        self,
-    ) -> tuple[tuple[tuple[str, str, int | None], ...], tuple[str, ...]]:
+    def empty_libraries(self) -> tuple[tuple[tuple[str, str, int | None], ...], tuple[str, ...]]:
         """Have other libraries give back what they keep for later.
 
         Returns:
@@ -489,7 +477,8 @@ class Hardware:
         In a container, where the driver's pids may be other processes', there is this kernel alone,
         with what PyTorch has reserved.
         """
-        own_pid, taken = self._processes.own_pid, dict[tuple[str, str], int | None]()
+        own_pid = self._processes.own_pid
+        taken: dict[tuple[str, str], list[int | None]] = {}
         readings = _index(self.read())
         for info in self.list_all_devices():
             if info.device == HOST:
@@ -503,10 +492,11 @@ class Hardware:
                 kernel_id = find_kernel(pid)
                 if kernel_id is not None:
                     key = kernel_id, info.device
-                    before = taken.get(key, 0)
-                    is_known = before is not None and n_bytes is not None
-                    taken[key] = (before or 0) + (n_bytes or 0) if is_known else None
-        return tuple(KernelUse(*key, n_bytes) for key, n_bytes in taken.items())
+                    taken.setdefault(key, []).append(n_bytes)
+        return tuple(
+            KernelUse(*key, None if None in amounts else sum(n_bytes or 0 for n_bytes in amounts))
+            for key, amounts in taken.items()
+        )
 
     def _list_processes(self, device: str) -> ProcessesByBytes | None:
         return None if self._monitor is None else self._monitor.list_processes(device)
@@ -556,15 +546,27 @@ class Hardware:
             is_closed = self._closed
             if not is_closed:
                 self._backends = (backend, *self._backends)
-                n_events, keeps_sites = self._n_events, self._keeps_sites
+                n_events = self._n_events
         if is_closed:
             backend.close()
             return
-        if keeps_sites:
-            backend.keep_sites(is_on=True)
         if n_events is not None:
             for note in backend.start_trace(n_events=n_events):
                 self._notes.add(note)
+
+
+def _is_steady(before: Reading | None, state: DeviceState) -> bool:
+    """Return whether the counters stayed, and count what the segments hold."""
+    counters, then = (
+        None if reading is None else (reading.allocated_bytes, reading.reserved_bytes)
+        for reading in (state.reading, before)
+    )
+    if counters is None or counters[1] is None or not state.segments:
+        return counters == then
+    blocks = (block for segment in state.segments for block in segment.blocks)
+    allocated = sum(block.n_bytes for block in blocks if block.state == "active_allocated")
+    reserved = sum(segment.n_bytes for segment in state.segments)
+    return counters == then == (allocated, reserved)
 
 
 def _index(readings: Iterable[Reading]) -> dict[str, Reading]:

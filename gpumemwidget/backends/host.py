@@ -28,27 +28,15 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]  # no types are published with it
 
-from gpumemwidget.backends.patching import Patch
+from gpumemwidget.backends.hooks import Patch
 from gpumemwidget.backends.protocol import MemoryBackend
 from gpumemwidget.model.devices import HOST, DeviceInfo, PeakIs, Reading
 
 #: Resident size and its high-water mark, in KiB; the mark is ``None`` where there is none.
 Resident = tuple[int, "int | None"]
 
-#: Maximum time, in seconds, of a count of malloc's that is read as often as anyone asks.
-_CHEAP_S = 0.001
-#: Maximum share of the time that slower counts may take: a walk over a fragmented heap stops malloc
-#: for everybody.
-_MAX_SHARE = 0.01
 #: The two lines, which every kernel writes one below the other; some sandboxes leave the mark out.
 _MARK_AND_SIZE = re.compile(rb"\n(?:VmHWM:\s*(\d+) kB\n)?VmRSS:\s*(\d+) kB")
-#: The path of the process's own control group, and the part of its page cache that the kernel gives
-#: up first, subgroups included.
-_OWN_GROUP = re.compile(r"^0::/(.*)$", re.MULTILINE)
-_INACTIVE_FILE = re.compile(r"^inactive_file (\d+)$", re.MULTILINE)
-#: A mapping with a file behind it, proc_pid_maps(5): the first address, and that beyond its last.
-_MAPPED_FILE = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \d+ +/", re.MULTILINE)
-
 
 # -- malloc ----------------------------------------------------------------------------------------
 
@@ -204,13 +192,15 @@ class LimitedGroup:
         usage_bytes = _parse_number(_read_text(self.folder / "memory.current"))
         if usage_bytes is None:
             return None
-        cache = _INACTIVE_FILE.search(_read_text(self.folder / "memory.stat"))
+        statistics = _read_text(self.folder / "memory.stat")
+        cache = re.search(r"^inactive_file (\d+)$", statistics, re.MULTILINE)
         return max(0, self.limit_bytes - max(0, usage_bytes - (int(cache[1]) if cache else 0)))
 
 
 def list_limited_groups(proc: Path, cgroup: Path) -> Iterator[LimitedGroup]:
     """Yield the groups with a limit, from the process's own up to the one that is mounted."""
-    for path in _OWN_GROUP.findall(_read_text(proc / "self" / "cgroup")):
+    groups = _read_text(proc / "self" / "cgroup")
+    for path in re.findall(r"^0::/(.*)$", groups, re.MULTILINE):
         # Without a cgroup namespace a container reads the host's path here, which its own mount
         # does not have; with ".." the group is outside the mount. Both times the mount itself is
         # the innermost group that can be read, and files that aren't there are passed over.
@@ -232,10 +222,13 @@ def _read_text(path: Path) -> str:
 
 def list_mapped_files() -> list[tuple[int, int]]:
     """Return the address ranges where this process has files or shared memory mapped (Linux)."""
-    return [
-        (int(first, 16), int(end, 16))
-        for first, end in _MAPPED_FILE.findall(_read_text(Path("/proc/self/maps")))
-    ]
+    # A mapping with a file behind it, proc_pid_maps(5): its address, and that beyond its last.
+    found = re.findall(
+        r"^([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \d+ +/",
+        _read_text(Path("/proc/self/maps")),
+        re.MULTILINE,
+    )
+    return [(int(first, 16), int(end, 16)) for first, end in found]
 
 
 def _parse_number(text: str) -> int | None:
@@ -493,8 +486,10 @@ class HostBackend(MemoryBackend):
         in_use_bytes = self._malloc.read_in_use()
         # The thread's own work: on a busy machine its waiting would look like a slow malloc.
         cost_s = self._cpu_timer() - start_s
-        if cost_s > _CHEAP_S:
-            self._count_again_at_s = self._timer() + cost_s / _MAX_SHARE
+        if cost_s > 0.001:
+            # A walk over a fragmented heap, which stops malloc for everybody, may take a hundredth
+            # of the time.
+            self._count_again_at_s = self._timer() + 100 * cost_s
         return in_use_bytes
 
 

@@ -1,16 +1,23 @@
-"""Ask other libraries what they have of a GPU, and empty their caches when the user asks for it.
+"""Say what other libraries have of a GPU, and empty their caches when the user asks for it.
 
 Only what is imported already is asked, for GPUs that this process is on: nothing is imported, and
 no library or device is initialised. These libraries number GPUs as PyTorch does.
+
+cuBLAS and cuBLASLt can't be asked: PyTorch allocates their workspaces in C++ with its own
+allocator, so no object of Python's leads to them, and nothing but their size shows what they are.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from types import ModuleType
 from typing import Any
 
 from gpumemwidget.backends.protocol import GpuLibrary
+
+_KIB, _MIB = 1 << 10, 1 << 20
 
 #: Libraries that may have memory of a GPU and not say so, by the modules that show them.
 _SILENT = {
@@ -28,7 +35,18 @@ _SILENT = {
 }
 
 
-class CupyPool:
+class _Library:
+    """A library that is there once its module is imported."""
+
+    module: str
+
+    @property
+    def is_imported(self) -> bool:
+        """Whether it may have memory."""
+        return self.module in sys.modules
+
+
+class CupyPool(_Library):
     """CuPy's default pool of memory of the GPU that is current in this thread.
 
     To ask for another one would make it the current one for a moment, and to go back may start a
@@ -36,6 +54,7 @@ class CupyPool:
     """
 
     name = "CuPy"
+    module = "cupy"
     can_empty = True
 
     def read_use(self, device: str) -> tuple[int, int | None] | None:
@@ -54,7 +73,7 @@ class CupyPool:
             cupy.get_default_pinned_memory_pool().free_all_blocks()
 
 
-class _KeepingLibrary:
+class _KeepingLibrary(_Library):
     """A library that can't be asked to give back what it keeps for later."""
 
     can_empty = False
@@ -67,6 +86,7 @@ class JaxClient(_KeepingLibrary):
     """JAX's allocator of a GPU, which takes most of it at once unless a setting says otherwise."""
 
     name = "JAX"
+    module = "jax"
 
     def read_use(self, device: str) -> tuple[int, int | None] | None:
         """Return the bytes in use and those kept for later; the latter may be unknown."""
@@ -86,6 +106,7 @@ class TensorflowContext(_KeepingLibrary):
     """TensorFlow's allocator of a GPU, once its eager context is initialised."""
 
     name = "TensorFlow"
+    module = "tensorflow"
 
     def read_use(self, device: str) -> tuple[int, None] | None:
         """Return the bytes that tensors are in; what else is preallocated is unknown."""
@@ -107,6 +128,7 @@ class RmmResource(_KeepingLibrary):
     """RMM's memory resource of a GPU, which cuDF and others allocate from."""
 
     name = "RMM"
+    module = "rmm"
 
     def read_use(self, device: str) -> tuple[int, None] | None:
         """Return the bytes in use by RMM's statistics, if they are on.
@@ -133,9 +155,9 @@ def list_silent_libraries() -> tuple[str, ...]:
     return tuple(name for module, name in _SILENT.items() if module in sys.modules)
 
 
-def is_any_imported() -> bool:
-    """Return whether a library other than PyTorch that may be on a GPU is imported."""
-    return not sys.modules.keys().isdisjoint(("cupy", "jax", *_SILENT))
+def is_silent_one_imported() -> bool:
+    """Return whether a library that may have memory and not say so is imported."""
+    return not sys.modules.keys().isdisjoint(_SILENT)
 
 
 def _find_module(name: str) -> Any:
@@ -147,3 +169,41 @@ def _find_module(name: str) -> Any:
 
 def _find_index(device: str) -> int:
     return int(device.partition(":")[2])
+
+
+# -- Workspaces of cuBLAS --------------------------------------------------------------------------
+
+
+def count_cublas_bytes(major: int) -> int:
+    """Return the size of a cuBLAS workspace, of which there is one for each thread and stream.
+
+    By the environment, else by the GPU's generation: 32 MiB on Hopper and Blackwell, 8.125 MiB
+    (``:4096:2:16:8``) on others. ``getChosenWorkspaceSize`` in
+    https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/cuda/CublasHandlePool.cpp
+
+    Args:
+        major: the first number of the GPU's compute capability, 9 of an H100.
+
+    Returns:
+        Its size, in bytes.
+    """
+    default = 32 * _MIB if major in (9, 10, 12) else 8 * _MIB + 128 * _KIB
+    return parse_workspace_config(os.environ.get("CUBLAS_WORKSPACE_CONFIG"), default)
+
+
+def count_cublaslt_bytes() -> int:
+    """Return the size of a cuBLASLt workspace, in bytes: by the environment, else 1 MiB."""
+    return parse_kib(os.environ.get("CUBLASLT_WORKSPACE_SIZE"), _MIB)
+
+
+def parse_workspace_config(config: str | None, default: int) -> int:
+    """Return the bytes of ``:4096:2:16:8``: two times 4096 KiB and eight times 16."""
+    pairs = re.findall(r":(\d+):(\d+)", config or "")
+    if not pairs:
+        return default
+    return sum(int(n_kib) * int(count) for n_kib, count in pairs) * _KIB
+
+
+def parse_kib(text: str | None, default: int) -> int:
+    """Return the bytes of a number of KiB; ``default`` for what is none."""
+    return int(text) * _KIB if text is not None and text.isdigit() else default

@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from gpumemwidget.backends.patching import Patch
+from gpumemwidget.backends.hooks import Patch
 from gpumemwidget.model.devices import PeakIs
 
 #: The result of ``torch.cuda.memory_stats_as_nested_dict()``: ``{"allocated_bytes": {"all":
@@ -30,15 +30,14 @@ NestedStats = dict[Any, Any]
 #: be other than strings: private pools are keyed by their id, a pair of integers.
 Peaks = dict[Any, Any]
 
-#: PyTorch's name for the devices of an extension that has given them none.
-_NO_EXTENSION = "privateuseone"
-
 
 def find_extension(bindings: Any) -> str | None:
     """Return the name that an extension gave its devices; ``None`` where there is no extension."""
     find = getattr(bindings, "_get_privateuse1_backend_name", None)
-    name = _NO_EXTENSION if find is None else str(find())
-    return None if name == _NO_EXTENSION else name
+    # PyTorch's own name for the devices of an extension that has given them none.
+    unnamed = "privateuseone"
+    name = unnamed if find is None else str(find())
+    return None if name == unnamed else name
 
 
 class _Marks:

@@ -175,13 +175,6 @@ class MemoryBackend(ABC):
         """
         return ()
 
-    def keep_sites(self, *, is_on: bool) -> HardwareNote | None:
-        """Keep the line of each live block from now on, or no longer; return what holds then.
-
-        ``None`` where there are no GPUs.
-        """
-        return None
-
     # -- Limits ------------------------------------------------------------------------------------
 
     def set_limit(self, device: str, request: LimitRequest) -> None:
@@ -215,14 +208,13 @@ class MemoryBackend(ABC):
 class DeviceMonitor(Protocol):
     """A source for whole devices, other processes too: the driver's management library."""
 
-    def list_infos(self) -> tuple[DeviceInfo, ...]:
-        """Return all devices that this process can see, touched or not, under PyTorch's names."""
+    def list_infos(self, uuids: Mapping[str, str] | None = None) -> tuple[DeviceInfo, ...]:
+        """Return all devices that this process can see, touched or not, under PyTorch's names.
 
-    def match(self, uuids: Mapping[str, str]) -> None:
-        """Correct the numbering by the UUIDs of the devices that PyTorch has under these names.
-
-        The driver's own order may be another, where PyTorch has not been asked yet. UUIDs of
-        devices that are not the driver's are ignored.
+        Args:
+            uuids: those of devices that PyTorch has under these names, by which the numbering is
+                corrected from now on: the driver's own order may be another. UUIDs of devices that
+                are not the driver's are ignored.
         """
 
     def read_use(self, device: str) -> DeviceUse | None:
@@ -259,6 +251,10 @@ class GpuLibrary(Protocol):
     #: Whether ``empty_cache`` can give anything back.
     can_empty: bool
 
+    @property
+    def is_imported(self) -> bool:
+        """Whether it may have memory."""
+
     def read_use(self, device: str) -> tuple[int, int | None] | None:
         """Return the bytes that its arrays are in, and those that it keeps for later.
 
@@ -285,10 +281,7 @@ class ProcessSource(Protocol):
         """
 
     def list_children(self) -> tuple[ChildProcess, ...]:
-        """Return the running processes below this one, by their pids, without their devices.
-
-        One that was below it once stays so, whoever is above it now.
-        """
+        """Return the running processes below this one, by their pids, without their devices."""
 
     def describe(self, pids: Collection[int]) -> Mapping[int, tuple[Relation, str | None]]:
         """Return each process's relation to this one, and its name; ``None``: that can't be seen.

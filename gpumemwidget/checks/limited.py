@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gpumemwidget.backends.cuda.torch_hooks import find_torch
 from gpumemwidget.backends.hardware import Hardware, keep_hardware
+from gpumemwidget.backends.hooks import find_torch
 from gpumemwidget.checks.memory_growth import (
     MAX_HOLDERS,
     check_warmups,

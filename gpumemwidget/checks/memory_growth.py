@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Generic, TypeVar
 
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.backends.optimizer_steps import OptimizerStepHook
+from gpumemwidget.backends.hooks import OptimizerStepHook
 from gpumemwidget.errors import BadInputError, name_type
 from gpumemwidget.leaks.gains import find_gains, make_holders
 from gpumemwidget.leaks.survey import Survey, take_survey

@@ -7,8 +7,8 @@ import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any, cast
 
-from gpumemwidget.backends.cuda.torch_hooks import find_torch
 from gpumemwidget.backends.hardware import Hardware, detect_hardware, take_hardware
+from gpumemwidget.backends.hooks import find_torch
 from gpumemwidget.jupyter.cards import LeakCards, OomCards
 from gpumemwidget.jupyter.cell_events import CellEvents
 from gpumemwidget.jupyter.magics import MemMagics, list_magics

@@ -31,7 +31,6 @@ from gpumemwidget.report.release import (
 )
 from gpumemwidget.report.render.blocks import MOST_ROWS, Cell, Column, Note, Table
 from gpumemwidget.report.render.output import Report
-from gpumemwidget.report.render.wording import word_hardware_note
 from gpumemwidget.report.stat import describe_budgets, report_limits, report_reset, report_stat
 from gpumemwidget.session.interrupts import InterruptHold
 from gpumemwidget.session.leak_watch import LeakWatch
@@ -587,9 +586,8 @@ class MemMagics(Magics):
     @argument(
         "state",
         nargs="*",
-        metavar="on|off|sites",
-        help="%%memtrace on its own line: a line under every cell from the next one on, or no "
-        "more; sites on|off: keep the line that allocated each block on a GPU, for %%memvars",
+        metavar="on|off",
+        help="%%memtrace on its own line: a line under every cell from the next one on, or no more",
     )
     @argument("--device", metavar="D", help="report one device only: cuda:0, host (default: all)")
     @argument(
@@ -730,13 +728,10 @@ class MemMagics(Magics):
             session.shows_line = session.shows_line if state == "" else state == "on"
             more = ": one summary line after every cell, starting with the next." * (state == "on")
             print(f"memtrace is {'on' if session.shows_line else 'off'}{more}")
-        elif given <= {"state"} and state in ("sites on", "sites off"):
-            note = session.hardware.keep_sites(is_on=state == "sites on")
-            print(f"memtrace sites: {word_hardware_note(note)}")
         else:
             raise BadInputError(
-                "%memtrace takes on, off, sites on, sites off, or --load FILE with --lines; other "
-                "options go above a cell, with %%memtrace"
+                "%memtrace takes on, off, or --load FILE with --lines; other options go above a "
+                "cell, with %%memtrace"
             )
 
 

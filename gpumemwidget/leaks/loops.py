@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any
 
-from gpumemwidget.backends.tool_numbers import find_monitoring, take_tool_number
+from gpumemwidget.backends.hooks import find_monitoring, take_tool_number
 from gpumemwidget.errors import is_our_error, keep_from_cell
 
 #: A loop is left alone once so many turns in a row took less on average, in seconds: being called

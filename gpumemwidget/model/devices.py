@@ -117,7 +117,7 @@ class ProcessUse:
     pid: int
     #: ``python train.py``; ``None`` where the process can't be seen, as from within a container.
     name: str | None
-    #: ``child``: now or once below this process in the tree of processes.
+    #: ``child``: below this process in the tree of processes.
     relation: Literal["own", "child", "other"]
     n_bytes: int | None  #: ``None`` where the driver gives no bytes (Windows, or no permission)
 
@@ -319,13 +319,6 @@ class HardwareNoteKind(NamedByWords):
     NOT_TRACED = auto()
     NO_HISTORY = auto()
     HISTORY_REFUSED = auto()
-    HISTORY_IS_USERS = auto()  #: the lines of blocks can't be kept, as a history of the user's runs
-    #: The lines of live blocks are kept, or not, or will be once PyTorch is imported, or there is
-    #: no GPU for it.
-    SITES_KEPT = auto()
-    SITES_NOT_KEPT = auto()
-    SITES_AWAIT_TORCH = auto()
-    SITES_NEED_GPU = auto()
 
 
 @dataclass(frozen=True, slots=True)

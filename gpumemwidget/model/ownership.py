@@ -33,13 +33,14 @@ class DeviceBytes:
 
 
 #: The purpose of memory. ``tensor`` is a plain tensor; ``other`` is memory of no tensor (on the
-#: host that of Python's objects and of libraries); about ``unknown`` nothing could be found.
+#: host that of Python's objects and of libraries); about ``unknown`` nothing could be found. In a
+#: breakdown they are parts in this order.
 MemoryKind = Literal[
     "parameter",
     "gradient",
     "optimizer state",
-    "buffer",
     "saved for backward",
+    "buffer",
     "tensor",
     "cuBLAS workspace",
     "CUDA-graph pool",

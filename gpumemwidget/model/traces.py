@@ -17,7 +17,8 @@ from gpumemwidget.model.cells import CellRecord, Span
 from gpumemwidget.model.devices import Frame, HardwareNote, NamedByWords, PeakIs, Segment
 from gpumemwidget.model.ownership import MemoryKind
 
-#: Kinds of events; ``TraceEvents.actions`` has their indices.
+#: Kinds of events; ``TraceEvents.actions`` has their indices, and those that change no memory are
+#: the last.
 ACTIONS = (
     "alloc",
     "free_requested",
@@ -85,8 +86,6 @@ class AllocatorTrace:
     rules: AllocatorRules = field(default_factory=AllocatorRules)
     #: False if the oldest events were dropped, or somebody else set the history meanwhile.
     is_whole: bool = True
-    #: True if the trace ends before the cell did, as the user began a history of their own.
-    ends_early: bool = False
     notes: tuple[TraceNote, ...] = ()
 
 
@@ -207,7 +206,7 @@ class NoteKind(NamedByWords):
     """The subject of a note on a trace, with the figures that it has."""
 
     HISTORY_IS_USERS = auto()  #: a history of the user's was running, and was used
-    #: The cell started or stopped a history, or set one of its own, at which the trace ends.
+    #: The cell started or stopped a history, or set one of its own, which drops our events.
     HISTORY_WAS_SET = auto()
     START_WORKED_OUT = auto()  #: the start of a snapshot file was worked out from its end
     #: Calls of modules are not seen: PyTorch's functions are other ones, or other tools use

@@ -14,7 +14,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 
-from gpumemwidget.backends.cuda.library_memory import (
+from gpumemwidget.backends.libraries import (
     count_cublas_bytes,
     count_cublaslt_bytes,
     parse_kib,

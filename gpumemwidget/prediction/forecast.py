@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from gpumemwidget.allocator.caching import CachingAllocator
 from gpumemwidget.allocator.rules import AllocatorSettings
-from gpumemwidget.backends.cuda.snapshot import LARGE_PAGE_BYTES
+from gpumemwidget.backends.snapshot import LARGE_PAGE_BYTES
 from gpumemwidget.errors import PredictionError
 from gpumemwidget.model.devices import Segment
 from gpumemwidget.model.predictions import (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Final, Literal, TypeAlias
 
-from gpumemwidget.backends.cuda.library_memory import count_cublas_bytes
+from gpumemwidget.backends.libraries import count_cublas_bytes
 from gpumemwidget.model.devices import Chip
 from gpumemwidget.prediction.operations import Argument, Operation, TensorMeta
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from gpumemwidget.allocator.rules import AllocatorSettings, parse_settings
-from gpumemwidget.backends.cuda.snapshot import read_allocator_settings
 from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.backends.snapshot import read_allocator_settings
 from gpumemwidget.errors import BadInputError, PredictionError
 from gpumemwidget.model.devices import Block, Chip, Segment
 from gpumemwidget.model.predictions import PredictionDevice

@@ -70,7 +70,7 @@ _NOTES = {
     "the events and lines that it keeps: stop it with "
     "torch.cuda.memory._record_memory_history(None) for one of our own.",
     NoteKind.HISTORY_WAS_SET: "The cell started or stopped a memory history of its own, which is "
-    "left as it is: the events since then are missing here.",
+    "left as it is: events are missing here.",
     NoteKind.START_WORKED_OUT: "What was allocated before the file's first event is worked out "
     "from its end. Up to 1 MiB of each large block that was freed may be missing.",
     NoteKind.CALLS_UNSEEN: "Calls of modules and of backward are not seen: other tools use "

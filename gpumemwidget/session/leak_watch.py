@@ -12,8 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from gpumemwidget.backends.cuda.torch_hooks import find_torch
-from gpumemwidget.backends.optimizer_steps import OptimizerStepHook
+from gpumemwidget.backends.hooks import OptimizerStepHook, find_torch
 from gpumemwidget.leaks.gains import make_holders
 from gpumemwidget.leaks.levels import MIN_GROWTH_BYTES
 from gpumemwidget.leaks.lines import find_growing_line, start_lines

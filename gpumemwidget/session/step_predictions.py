@@ -13,8 +13,8 @@ from dataclasses import replace
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
-from gpumemwidget.backends.cuda.torch_hooks import find_torch
 from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.backends.hooks import find_torch
 from gpumemwidget.errors import BadInputError, PredictionError, name_type
 from gpumemwidget.model.predictions import PredictedRemedy, PredictionRecord
 from gpumemwidget.prediction.batches import find_shapes, measure, search

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
-from gpumemwidget.backends.cuda.snapshot_file import load_snapshot
 from gpumemwidget.backends.hardware import keep_hardware
+from gpumemwidget.backends.snapshot import load_snapshot
 from gpumemwidget.errors import BadInputError, FileError, describe_exception, forgets_frames
 from gpumemwidget.model.cells import CellRecord, Status
 from gpumemwidget.model.devices import Reading, Sample

@@ -32,6 +32,11 @@ class SimulatedLibrary:
         #: The bytes in use and those that are kept for later, of each GPU.
         self._uses = [(0, 0)] * n_devices
 
+    @property
+    def is_imported(self) -> bool:
+        """Whether it has memory."""
+        return any(map(any, self._uses))
+
     def count_bytes(self, index: int) -> int:
         """Return what it has of a GPU in all."""
         return sum(self._uses[index])
@@ -163,7 +168,10 @@ class SimulatedDriver:
 
     # -- What the driver knows of GPUs -------------------------------------------------------------
 
-    def list_infos(self) -> tuple[DeviceInfo, ...]:
+    def list_infos(
+        self,
+        uuids: Mapping[str, str] | None = None,  # noqa: ARG002 - the devices have PyTorch's names
+    ) -> tuple[DeviceInfo, ...]:
         """Return all GPUs, in use or not."""
         gpus = () if self.is_closed else self._gpus.allocators
         return tuple(
@@ -219,9 +227,6 @@ class SimulatedDriver:
             for pid, (relation, name) in sorted(self._known.items())
             if relation == "child" and any(pid in others for others in self._others)
         )
-
-    def match(self, uuids: Mapping[str, str]) -> None:
-        """Do nothing: the devices have PyTorch's names."""
 
     def take_notes(self) -> tuple[HardwareNote, ...]:
         """Return nothing: a lost GPU is reported with its use."""

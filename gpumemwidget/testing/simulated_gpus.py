@@ -15,7 +15,7 @@ from typing import Any
 from gpumemwidget.allocator.blocks import SimulatedBlock, Statistic
 from gpumemwidget.allocator.caching import CachingAllocator, DeviceFullError
 from gpumemwidget.allocator.rules import AllocatorSettings
-from gpumemwidget.backends.cuda.snapshot import SMALL_PAGE_BYTES
+from gpumemwidget.backends.snapshot import SMALL_PAGE_BYTES
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.devices import Segment
 from gpumemwidget.units import format_bytes

@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 
 from gpumemwidget.allocator.replay import BlockLayout, Replay, begins_with_events, replay
 from gpumemwidget.model.cells import CellDevice, CellRecord, Span
-from gpumemwidget.model.devices import Frame, PeakIs
+from gpumemwidget.model.devices import PeakIs
 from gpumemwidget.model.ownership import BlockNames, MemoryKind
 from gpumemwidget.model.traces import (
     AllocatorTrace,
@@ -34,12 +34,13 @@ from gpumemwidget.model.traces import (
 from gpumemwidget.recording.history import find_extremes
 from gpumemwidget.tracing.attribution import (
     BEFORE,
+    AllocatingSource,
     Attribution,
     SiteTotals,
     attribute_events,
     list_blocks,
+    list_sources,
 )
-from gpumemwidget.tracing.source_lines import AllocatingSource, list_sources
 from gpumemwidget.tracing.sources import Source, Sources, is_library, read_source
 
 _PartKind: TypeAlias = "MemoryKind | Literal['freed since']"
@@ -90,7 +91,7 @@ def describe_device(
         [[BEFORE], *(found[0].lines[line].sites for line in layer_lines), unplaced],
         moments.stops,
     )
-    is_exact = trace.is_whole and not trace.ends_early and is_complete and replayed.agrees
+    is_exact = trace.is_whole and is_complete and replayed.agrees
     allocated, reserved, peak_is, notes = _choose_spans(
         trace, replayed, moments, cell, is_exact=is_exact
     )
@@ -274,28 +275,23 @@ def _find_main(traces: Sequence[AllocatorTrace]) -> str:
     """Return the user's file that allocated most; ``""`` if the stacks have none."""
     n_bytes: Counter[str] = Counter()
     for trace in traces:
-        files = [_choose_file(stack) for stack in trace.events.stack_table]
+        # The user's outermost file of each stack: a cell, or a script.
+        names = ([frame.filename for frame in stack] for stack in trace.events.stack_table)
+        files = [next(filter(_is_users, reversed(stack)), "") for stack in names]
         for stack, size in zip(trace.events.stacks, trace.events.sizes, strict=True):
             n_bytes[files[stack]] += size
     del n_bytes[""]
     return n_bytes.most_common(1)[0][0] if n_bytes else ""
 
 
-def _choose_file(stack: Sequence[Frame]) -> str:
-    """Return the user's outermost file of a stack, innermost first: a cell, or a script."""
-    filenames = [frame.filename for frame in stack]
-    return ([""] + [name for name in filenames if name and not is_library(name)])[-1]
+def _is_users(filename: str) -> bool:
+    return bool(filename) and not is_library(filename)
 
 
 # -- The moments of the timeline -------------------------------------------------------------------
 
 #: Maximum number of moments; of a shorter history all are kept.
 MAX_MOMENTS = 800
-#: Number of cuts by count, and of cuts by time. A stretch keeps five moments at most; the first,
-#: the last and the peak's come on top.
-_N_CUTS = (MAX_MOMENTS - 3) // 10
-#: Number of lines that have a layer of their own.
-_MAX_LINE_LAYERS = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -363,14 +359,14 @@ def choose_moments(replay: Replay, cell_us: int, start_us: int, end_us: int) -> 
 
 
 def choose_layer_lines(source: AllocatingSource, totals: SiteTotals) -> list[int]:
-    """Return the lines to give a layer: those that hold most at the peak, then at the end."""
+    """Return the eight lines to give a layer: those that hold most at the peak, then at the end."""
 
     def rank(line: int) -> tuple[int, int, int]:
         sites = source.lines[line].sites
         at_peak = sum([totals.at_peak_bytes[site] for site in sites])
         return -at_peak, -sum([totals.net_bytes[site] for site in sites]), line
 
-    return sorted(source.lines, key=rank)[:_MAX_LINE_LAYERS]
+    return sorted(source.lines, key=rank)[:8]
 
 
 def make_layers(
@@ -405,10 +401,13 @@ def _cut(times_us: array[int]) -> Iterator[range]:
     """
     n_moments = len(times_us) + 1
     first_us, last_us = times_us[0], times_us[-1]
-    cuts = {n_moments * part // _N_CUTS for part in range(_N_CUTS)}
+    # Half of the cuts are by number. A stretch keeps five moments at most; the first, the last and
+    # the peak's come on top.
+    n_cuts = (MAX_MOMENTS - 3) // 10
+    cuts = {n_moments * part // n_cuts for part in range(n_cuts)}
     cuts.update(
-        1 + bisect.bisect_left(times_us, first_us + (last_us - first_us) * part // _N_CUTS)
-        for part in range(1, _N_CUTS)
+        1 + bisect.bisect_left(times_us, first_us + (last_us - first_us) * part // n_cuts)
+        for part in range(1, n_cuts)
     )
     cuts.add(n_moments)
     return (range(start, stop) for start, stop in pairwise(sorted(cuts)))

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from types import CodeType, FrameType, TracebackType
 from typing import Any, TypeAlias
 
-from gpumemwidget.backends.tool_numbers import find_monitoring, take_tool_number
+from gpumemwidget.backends.hooks import find_monitoring, take_tool_number
 from gpumemwidget.errors import describe_exception, is_our_error, keep_from_cell
 from gpumemwidget.model.cells import CellDevice
 from gpumemwidget.model.devices import Frame
@@ -27,30 +27,13 @@ from gpumemwidget.tracing.sources import IsEntry, Sources
 
 #: Maximum number of files: a cell is one, and one more for each body of a cell magic in it.
 _MAX_FILES = 64
-#: Share of the cell's time that reading may take.
-_SHARE = 0.1
 #: Time that reading may always take, so that a short cell is read whole: 20,000 calls of functions
 #: on Python 3.11.
 _GRACE_NS = 25_000_000
-
-#: Estimated cost of a call of any Python function while tracing, in nanoseconds.
-_CALL_NS = 1200
-#: Number of calls whose cost is added at once.
-_N_CALLS = 32
 #: Reads an error's traceback whatever its class has under that name.
 _read_traceback: Callable[[BaseException], TracebackType | None] = vars(BaseException)[
     "__traceback__"
 ].__get__
-#: Flags of code whose frames yield.
-_MAY_YIELD = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-#: Maximum number of code objects under the files' names.
-_MAX_CODES = 10_000
-#: Number of times that a line runs in a pause before it is switched off.
-_MAX_PAUSED_RUNS = 100
-
-#: Maximum number of changes that are kept in order, and the least of one: Python's own objects come
-#: and go by less.
-MAX_EVENTS, MIN_EVENT_BYTES = 10_000, 4096
 
 #: A file and a line of it; ``None`` while no line of the files runs.
 Place: TypeAlias = "tuple[str, int] | None"
@@ -63,7 +46,7 @@ class LineReadings:
         files: the files whose code ran, the cell's own first.
         start_bytes: bytes in use at the first reading.
         changes: change in bytes over all runs of each line.
-        events: each change with its line, in order; the first ``MAX_EVENTS``.
+        events: each change of 4 KiB and more with its line, in order; the first 10,000.
         unread_bytes: change in bytes while lines ran that were not read one by one.
         notes: on what is missing.
         is_unread: whether other lines may have run since the last reading.
@@ -121,16 +104,17 @@ class LineReadings:
         self.charge(self._clock_ns() - start_ns)
 
     def charge(self, cost_ns: int) -> bool:
-        """Add time that was spent on the cell; return whether that is too much by now."""
+        """Add time that was spent on the cell; return whether that is more than a tenth by now."""
         self._spent_ns += cost_ns
-        return self._spent_ns > self._grace_ns + (self._clock_ns() - self._start_ns) * _SHARE
+        return self._spent_ns > self._grace_ns + (self._clock_ns() - self._start_ns) * 0.1
 
     def _book(self) -> None:
         change = self._read() - self._last_bytes
         if not change:
             return
         self._last_bytes += change
-        if abs(change) >= MIN_EVENT_BYTES and len(self.events) < MAX_EVENTS:
+        # Python's own objects come and go by less.
+        if abs(change) >= 4096 and len(self.events) < 10_000:
             self.events.append((None if self.is_unread else self.place, change))
             self._last_bytes = self._read()
         if self.is_unread:
@@ -179,11 +163,7 @@ class LineWatch(ABC):
         return self._is_on
 
     def start(
-        self,
-        where: IsEntry | FrameType,
-        *,
-        also: Sequence[str] = (),
-        outlives_frame: bool = False,
+        self, where: IsEntry | FrameType, *, also: Sequence[str] = (), outlives_frame: bool = False
     ) -> bool:
         """Begin to follow files on this thread; return ``False`` where another tool does so.
 
@@ -292,7 +272,8 @@ class SettraceWatch(LineWatch):
             return False
         # One object each, so that they can be compared with ``is``.
         self._ours, self._local = self._guard(self._on_call), self._guard(self._on_event)
-        if frame is not None and frame.f_code.co_flags & _MAY_YIELD:
+        may_yield = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+        if frame is not None and frame.f_code.co_flags & may_yield:
             self._last_frame = None
         self._readings.start()
         place = self._find_place(frame)
@@ -325,9 +306,10 @@ class SettraceWatch(LineWatch):
             self._move(self._find_place(frame))
             return self._local
         self._n_calls += 1
-        if self._n_calls == _N_CALLS:
+        if self._n_calls == 32:
             self._n_calls = 0
-            if self._is_traced and self._readings.charge(_N_CALLS * _CALL_NS):
+            # Each call of any Python function costs some 1,200 ns while tracing.
+            if self._is_traced and self._readings.charge(32 * 1200):
                 self._stop_tracing()
         return None
 
@@ -407,7 +389,7 @@ class MonitoringWatch(LineWatch):
         self._callbacks.clear()
 
     def _add(self, code: CodeType) -> None:
-        if len(self._codes) < _MAX_CODES:
+        if len(self._codes) < 10_000:
             self._codes.append(code)
             self._monitoring.set_local_events(self._tool, code, self._local)
 
@@ -463,7 +445,7 @@ class MonitoringWatch(LineWatch):
             return None
         readings.is_unread = self._is_paused = True
         n_runs = self._paused_runs[place] = self._paused_runs.get(place, 0) + 1
-        return self._monitoring.DISABLE if n_runs > _MAX_PAUSED_RUNS else None
+        return self._monitoring.DISABLE if n_runs > 100 else None
 
     def _end_pause(self) -> None:
         self._is_paused = False

@@ -31,12 +31,7 @@ _LIBRARIES = re.compile(
 _INSTALLED = re.compile(
     r".*[/\\](?:(?:site|dist)-packages|lib[/\\]python3\.\d+)[/\\](.+)\.py", re.DOTALL
 )
-_INDENT = re.compile(r"[ \t]*")
 _DEFINITION = re.compile(r"(?:async\s+def|def|class)\s+([^\W\d]\w*)")
-#: Lines of an earlier cell or a file that are shown above and below one that took memory.
-_N_AROUND = 3
-#: Maximum size of a file that is read; the lines of a larger one have no text.
-_MAX_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +66,8 @@ class Source:
         if self.kind == "cell":
             shown.update(range(1, len(lines) + 1))
         else:
-            steps = range(-_N_AROUND, _N_AROUND + 1)
-            around = {number + step for number in shown for step in steps}
+            # Three lines above and below.
+            around = {number + step for number in shown for step in range(-3, 4)}
             shown.update(number for number in around if 0 < number <= len(lines))
         return [(n, lines[n - 1] if 0 < n <= len(lines) else "") for n in sorted(shown)]
 
@@ -170,12 +165,13 @@ class Sources:
 def read_source(filename: str) -> list[str]:
     """Return the lines of a file with their ends, as tracebacks do; ``[]`` if there are none.
 
-    A trace from a file may name anything: only a regular file is read, as a device may never end.
+    A trace from a file may name anything: only a regular file of up to 16 MiB is read, as a device
+    may never end.
     """
     try:
         if filename not in linecache.cache and os.path.exists(filename):  # noqa: PTH110 - as it is
             stat = os.stat(filename)  # noqa: PTH116 - a string as it is
-            if not S_ISREG(stat.st_mode) or stat.st_size > _MAX_BYTES:
+            if not S_ISREG(stat.st_mode) or stat.st_size > 16 << 20:
                 return []
         return linecache.getlines(filename)
     except (OSError, ValueError, MemoryError):  # A name with a zero or half a character in it.
@@ -220,15 +216,13 @@ def format_allocation(frames: Sequence[Frame], cells: Mapping[str, int]) -> str 
 
 
 def _indent(text: str) -> int:
-    found = _INDENT.match(text)
-    return len(found[0].expandtabs()) if found else 0
+    return len(text.expandtabs()) - len(text.expandtabs().lstrip(" "))
 
 
 # -- A traced cell and a traced block --------------------------------------------------------------
 
 #: File names of the bodies of ``%%time`` and ``%time``.
 _TIMED = ("<timed exec>", "<timed eval>")
-_OURS = "%%memtrace"
 #: Returns whether a frame that begins is that of the code to follow.
 IsEntry: TypeAlias = Callable[[FrameType], bool]
 
@@ -325,7 +319,7 @@ def _find_magic(typed: str) -> int | None:
     """Return the number of lines up to a cell magic that isn't ours; ``None`` if there is none."""
     for place, line in enumerate(typed.splitlines()):
         text = line.strip()
-        if text and not text.startswith(_OURS):
+        if text and not text.startswith("%%memtrace"):
             return place + 1 if text.startswith("%%") else None
     return None
 

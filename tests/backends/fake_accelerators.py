@@ -13,8 +13,6 @@ from typing import Any
 
 from gpumemwidget.testing import SimulatedGpus
 
-__all__ = ["BroughtIntoUse", "make_mps", "make_old_mps", "make_other", "make_xpu"]
-
 GIB = 1 << 30
 _XPU_KEYS = ("allocated_bytes", "reserved_bytes")
 
@@ -48,7 +46,6 @@ def _make_torch(version: str, bindings: SimpleNamespace) -> Any:
     torch: Any = ModuleType("torch")
     torch.__version__ = version
     vars(torch)["_C"] = bindings
-    bindings._accelerator_getAccelerator = _Forbidden("_accelerator_getAccelerator")
     torch.accelerator = SimpleNamespace()
     return torch
 
@@ -123,21 +120,18 @@ def make_mps(allocator: SimulatedGpus, *, version: str = "2.13.0"):
     return torch
 
 
-def make_old_mps(allocator: SimulatedGpus, *, version: str = "2.5.0"):
-    """Apple's GPU before: nothing tells whether the device is in use."""
-    torch = make_mps(allocator, version=version)
-    bindings = torch._C
-    for name in list(vars(bindings)):
-        if name.startswith("_accelerator_") and name != "_accelerator_getAccelerator":
-            delattr(bindings, name)
-    if version >= "2.9":
+def make_old_mps(allocator: SimulatedGpus, *, has_bindings: bool):
+    """Apple's GPU before 2.13: without the bindings (before 2.9), or with ones that refuse."""
+    torch = make_mps(allocator, version="2.9.0")
+    for name in [name for name in vars(torch._C) if name.startswith("_accelerator_")]:
+        delattr(torch._C, name)
 
-        def refuse() -> bool:
-            raise RuntimeError("Allocator for mps is not a DeviceAllocator.")
+    def refuse() -> bool:
+        raise RuntimeError("Allocator for mps is not a DeviceAllocator.")
 
-        bindings._accelerator_isAllocatorInitialized = refuse
-        bindings._accelerator_getDeviceStats = _Forbidden("getDeviceStats")
-        bindings._accelerator_resetPeakStats = _Forbidden("resetPeakStats")
+    if has_bindings:
+        torch._C._accelerator_isAllocatorInitialized = refuse
+        torch._C._accelerator_getDeviceStats = _Forbidden("getDeviceStats")
     return torch
 
 

@@ -50,7 +50,6 @@ class FakeNvml:
         self.gpus = list(gpus)
         self.init_error = init_error
         self.n_inits = 0
-        self.n_calls = 0
 
     def nvmlInit(self) -> None:  # noqa: N802
         if self.init_error is not None:
@@ -133,7 +132,6 @@ class FakeNvml:
         return gpu.instances[index // 2]
 
     def _check(self, gpu: FakeGpu | None = None, function: str = "") -> FakeGpu | None:
-        self.n_calls += 1
         if self.n_inits <= 0:
             raise self.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
         if gpu is not None and function in gpu.failures:

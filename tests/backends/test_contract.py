@@ -23,7 +23,7 @@ from typing import Any, get_args
 import pynvml
 import pytest
 
-from gpumemwidget.backends.accelerators import AcceleratorBackend
+from gpumemwidget.backends.counters import AcceleratorBackend
 from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.driver.gpu_processes import ProcessTree
 from gpumemwidget.backends.driver.nvml import NvmlMonitor
@@ -66,14 +66,11 @@ SLACK_BYTES = 4 * MIB
 METHODS = (
     *("list_devices", "read", "start_span", "read_exact", "read_as_user"),
     *("read_segments", "release_workspaces", "empty_cache", "take_notes"),
-    *("start_trace", "end_trace", "keep_sites", "read_pinned", "read_limits", "reset_peaks"),
+    *("start_trace", "end_trace", "read_pinned", "read_limits", "reset_peaks"),
     "close",
 )
 #: What the calls need to be told.
-OPTIONS: dict[str, dict[str, int]] = {
-    "start_trace": {"n_events": 1000},
-    "keep_sites": {"is_on": 1},
-}
+OPTIONS: dict[str, dict[str, int]] = {"start_trace": {"n_events": 1000}}
 
 
 @dataclass
@@ -182,10 +179,7 @@ def make_simulated_cuda() -> Subject:
 
 
 def make_simulated_xpu() -> Subject:
-    return simulate(
-        lambda gpus: AcceleratorBackend(make_xpu(gpus)),
-        is_traced=False,
-    )
+    return simulate(lambda gpus: AcceleratorBackend(make_xpu(gpus)), is_traced=False)
 
 
 def make_simulated_mps() -> Subject:
@@ -535,13 +529,6 @@ def test_closing_ends_a_trace(subject: Subject) -> None:
     assert backend.end_trace() == ()
 
 
-def test_what_is_done_about_lines_is_said(subject: Subject) -> None:
-    """Where there is such a history."""
-    said = [subject.backend.keep_sites(is_on=is_on) for is_on in (True, True, False, False)]
-
-    assert all((each is not None) is subject.is_traced for each in said)
-
-
 def test_no_order_of_calls_fails(subject: Subject) -> None:
     """All methods may follow one another in any order, ``close`` in between too."""
     rng = random.Random(20_261_121)
@@ -775,9 +762,7 @@ SILENT = [
     pytest.param(
         lambda: make_nvml(
             FakeGpu(
-                failures={
-                    "nvmlDeviceGetComputeRunningProcesses": pynvml.NVML_ERROR_NO_PERMISSION,
-                }
+                failures={"nvmlDeviceGetComputeRunningProcesses": pynvml.NVML_ERROR_NO_PERMISSION}
             )
         ),
         id="no-permission",

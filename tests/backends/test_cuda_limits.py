@@ -12,12 +12,7 @@ from hypothesis import strategies as st
 
 from gpumemwidget.backends.cuda.backend import CudaBackend, find_share
 from gpumemwidget.errors import BackendError
-from gpumemwidget.model.devices import (
-    HardwareNote,
-    HardwareNoteKind,
-    Limit,
-    LimitRequest,
-)
+from gpumemwidget.model.devices import HardwareNote, HardwareNoteKind, Limit, LimitRequest
 from gpumemwidget.report.render.wording import word_hardware_note
 from gpumemwidget.testing import DeviceFullError, SimulatedGpus, simulate_torch
 from tests.backends.late_cuda import delay_cuda
@@ -245,30 +240,21 @@ def test_an_allocator_without_limits(gpu: Gpu) -> None:
 
 
 def test_pinned_memory(gpu: Gpu, early: Gpu) -> None:
-    """What the allocator has of it from the system, from its first use on."""
+    """What the allocator has of it from the system, from its first use on, by its newest name."""
     before = gpu.backend.read_pinned()
     for each in (gpu, early):
         each.allocator.pinned.add(128 * MIB)
-
-    assert (before, gpu.backend.read_pinned()) == (None, 128 * MIB)
-    assert early.backend.read_pinned() is None
-
-
-def test_pinned_memory_of_older_releases(gpu: Gpu) -> None:
-    """Told by its other name too, and not where there is no such call."""
-
-    def count(current: int) -> dict[str, int]:
-        return {"current": current, "peak": 9, "allocated": 9, "freed": 0}
-
-    gpu.torch._C._cuda_hostMemoryStats = lambda: {
-        "allocated_bytes": count(3),
-        "reserved_bytes": count(4),
+    after = gpu.backend.read_pinned()
+    counts = {
+        name: {"current": current, "peak": 9, "allocated": 9, "freed": 0}
+        for name, current in (("allocated_bytes", 3), ("reserved_bytes", 4))
     }
+    gpu.torch._C._cuda_hostMemoryStats = lambda: counts
     renamed = gpu.backend.read_pinned()
     del gpu.torch._C._cuda_hostMemoryStats
 
-    assert renamed == 4
-    assert gpu.backend.read_pinned() is None
+    assert (before, after, renamed) == (None, 128 * MIB, 4)
+    assert early.backend.read_pinned() is gpu.backend.read_pinned() is None
 
 
 @pytest.mark.parametrize("version", ["2.11.0", OLD])

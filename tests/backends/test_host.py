@@ -233,10 +233,7 @@ def test_a_status_without_a_mark_gives_a_sampled_peak(
     assert end.peak_is == "sampled"
 
 
-@pytest.mark.parametrize(
-    "status",
-    ["", "\nVmRSS:\t lots kB\n", "\x00\xff"],
-)
+@pytest.mark.parametrize("status", ["", "\nVmRSS:\t lots kB\n", "\x00\xff"])
 def test_a_status_that_says_nothing_falls_back(
     status: str, proc: FakeProc, fake_host: Callable[[], HostBackend]
 ) -> None:

@@ -5,7 +5,6 @@ On a real one: ``tests/gpu/test_libraries.py``.
 
 from __future__ import annotations
 
-import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,24 +12,18 @@ from types import ModuleType
 
 import pytest
 
-from gpumemwidget.backends.cuda.backend import CudaBackend
-from gpumemwidget.backends.driver.nvml import NvmlMonitor
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
 from gpumemwidget.backends.libraries import list_known_libraries
 from gpumemwidget.backends.protocol import GpuLibrary
 from gpumemwidget.jupyter.references import IPythonShell
 from gpumemwidget.model.breakdowns import BreakdownDoubt
-from gpumemwidget.model.cells import Span
 from gpumemwidget.model.releases import ReleaseRequest
-from gpumemwidget.recording.monitor import Monitor
 from gpumemwidget.releasing.release import execute_release
 from gpumemwidget.report.release import report_release
 from gpumemwidget.session.whole_devices import take_breakdowns
 from gpumemwidget.testing import simulate_gpus
-from gpumemwidget.testing.machine import SimulatedMachine
-from gpumemwidget.testing.simulated_gpus import format_uuid
+from gpumemwidget.testing.machine import SimulatedLibrary, SimulatedMachine
 from tests.backends.children import run_python
-from tests.backends.fake_nvml import FakeGpu, FakeNvml
 from tests.shell import open_shell
 
 GIB = 1 << 30
@@ -83,7 +76,7 @@ class _Broken:
     """A library that answers with errors where it has no figures."""
 
     name = "Broken"
-    can_empty = True
+    can_empty = is_imported = True
 
     def __init__(self, *use: int) -> None:
         self._use = use
@@ -288,44 +281,23 @@ def test_one_with_a_figure_is_not_named_as_a_silent_one(monkeypatch: pytest.Monk
     assert (known, named) == ([GIB], [None])
 
 
-def test_a_cell_asks_nvml_once_of_each_gpu_at_its_start_and_its_end(
+def test_gpus_without_pytorch_are_asked_where_another_library_may_be_on_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of GPUs that PyTorch is on; of the others, too, where another library may be on them."""
-    own = {os.getpid(): 3 * GIB, 5: GIB}
-    with simulate_gpus(3) as gpus:
+    """Otherwise those alone that PyTorch is on."""
+    with simulate_gpus(2, total_bytes=16 * GIB) as gpus:
         gpus.touch(0)
-        names = [f"GPU-{format_uuid(index)}" for index in range(3)]
-        nvml = FakeNvml(*(FakeGpu(uuid=uuid, processes=own) for uuid in names))
-        nvml.gpus[1].processes = {5: GIB}
-        nvml.gpus[2].processes = {}
-        hardware = Hardware(
-            [CudaBackend(gpus.torch)],
-            NvmlMonitor(nvml, environ={}),
-            processes=gpus.driver,
-            libraries=list_known_libraries(),
-        )
-        monitor = Monitor(hardware, on_failure=lambda what, exc: pytest.fail(f"{what}: {exc}"))
+        hardware = detect_hardware()
+        hardware.list_all_devices()
 
-        def count_calls() -> tuple[int, int]:
-            n_before = nvml.n_calls
-            monitor.start_cell(execution_count=1, cell_id=None, source="x = 1")
-            n_at_start = nvml.n_calls
-            monitor.end_cell(status="ok")
-            return n_at_start - n_before, nvml.n_calls - n_at_start
-
-        count_calls()
-        alone = count_calls()
+        alone = hardware.read_own_uses()
+        gpus.driver.library.set_use(GIB, 0, 1)
+        beside = hardware.read_own_uses()
+        monkeypatch.setattr(SimulatedLibrary, "is_imported", False)
+        hidden = hardware.read_own_uses()
         monkeypatch.setitem(sys.modules, "faiss", ModuleType("faiss"))
-        beside = count_calls()
-        nvml.gpus[1].processes = own
-        count_calls()
-        outside = monitor.ledger.records[-1].devices
-        monitor.close()
+        silent = hardware.read_own_uses()
+        hardware.close()
 
-    assert alone == (1, 1)
-    assert beside == (3, 3)
-    assert [(device.device, device.outside) for device in outside] == [
-        ("cuda:0", Span(3 * GIB, 3 * GIB, 3 * GIB)),
-        ("cuda:1", Span(3 * GIB, 3 * GIB, 3 * GIB)),
-    ]
+    found = [[device for device, _ in uses] for uses in (alone, beside, hidden, silent)]
+    assert found == [["cuda:0"], ["cuda:0", "cuda:1"], ["cuda:0"], ["cuda:0", "cuda:1"]]

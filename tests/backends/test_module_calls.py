@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
-torch = pytest.importorskip("torch")
-from torch import nn  # noqa: E402 - only where there is a torch
+from gpumemwidget.backends.cuda.module_calls import CallRecorder
+from gpumemwidget.model.traces import CallMark, NoteKind, TraceNote
+from tests.backends.children import run_python
 
-from gpumemwidget.backends.cuda.module_calls import CallRecorder  # noqa: E402 - as above
-from gpumemwidget.model.traces import CallMark, NoteKind, TraceNote  # noqa: E402 - as above
-from tests.backends.children import run_python  # noqa: E402 - as above
-
-needs_monitoring = pytest.mark.skipif(
+pytestmark = pytest.mark.skipif(
     sys.version_info < (3, 12), reason="sys.monitoring came with Python 3.12"
 )
 
@@ -63,15 +62,13 @@ def recorder() -> Iterator[CallRecorder]:
 
 def assert_clean() -> None:
     """Nothing of ours is left in the interpreter."""
-    if sys.version_info >= (3, 12):
-        assert "gpumemwidget" not in [sys.monitoring.get_tool(tool) for tool in range(6)]
+    assert "gpumemwidget" not in [sys.monitoring.get_tool(tool) for tool in range(6)]
 
 
 def tell(marks: tuple[CallMark, ...]) -> list[tuple[str, int, int | None]]:
     return [(mark.name or mark.kind, mark.start_us, mark.end_us) for mark in marks]
 
 
-@needs_monitoring
 def test_calls_have_their_path_in_the_outermost_module(recorder: CallRecorder) -> None:
     """It has its class's name; times are nested as the calls are."""
     net, x = Net(), torch.ones(1, 4)
@@ -96,7 +93,6 @@ def test_calls_have_their_path_in_the_outermost_module(recorder: CallRecorder) -
     assert recorder.take_notes() == ()
 
 
-@needs_monitoring
 def test_a_compiled_model_has_the_paths_that_a_person_types(recorder: CallRecorder) -> None:
     """``model.h[0]`` goes through the wrapper, whose own attribute nobody names."""
 
@@ -113,11 +109,10 @@ def test_a_compiled_model_has_the_paths_that_a_person_types(recorder: CallRecord
     net(torch.ones(1, 4))
 
     assert [mark.name for mark in recorder.stop()] == [
-        *("OptimizedModule", "Net", "h.0", "h.0.fc", "h.0.act", "h.1", "h.1.fc", "h.1.act"),
+        *("OptimizedModule", "Net", "h.0", "h.0.fc", "h.0.act", "h.1", "h.1.fc", "h.1.act")
     ]
 
 
-@needs_monitoring
 def test_backward_has_its_callers_stack(recorder: CallRecorder) -> None:
     """The innermost frame first, down to the program's own."""
     x = torch.ones(3, requires_grad=True)
@@ -142,7 +137,6 @@ def test_backward_has_its_callers_stack(recorder: CallRecorder) -> None:
     assert "grad" in [frame.function for frame in second.frames]
 
 
-@needs_monitoring
 def test_an_error_that_is_caught_within_a_module_ends_only_what_it_left(
     recorder: CallRecorder,
 ) -> None:
@@ -167,7 +161,6 @@ def test_an_error_that_is_caught_within_a_module_ends_only_what_it_left(
     assert tell(marks) == [("Catching", 1, 5), ("bad", 2, 3), ("good", 3, 4)]
 
 
-@needs_monitoring
 def test_a_call_that_runs_at_the_end_has_no_end(recorder: CallRecorder) -> None:
     """As in a cell that stops the trace from within."""
 
@@ -184,7 +177,6 @@ def test_a_call_that_runs_at_the_end_has_no_end(recorder: CallRecorder) -> None:
     assert recorder.stop() == ()
 
 
-@needs_monitoring
 def test_threads_have_their_own_calls(recorder: CallRecorder) -> None:
     """Those of one do not end those of another."""
     net, other = Net(), nn.Identity()
@@ -214,7 +206,6 @@ def test_threads_have_their_own_calls(recorder: CallRecorder) -> None:
     assert all(mark.end_us is not None and mark.end_us < waiting.end_us for mark in inner)
 
 
-@needs_monitoring
 def test_no_module_is_held() -> None:
     """Neither while it is recorded nor afterwards, and no tensor of a call."""
     recorder = CallRecorder()
@@ -230,7 +221,6 @@ def test_no_module_is_held() -> None:
     assert len(recorder.stop()) == 7
 
 
-@needs_monitoring
 def test_the_marks_are_bounded() -> None:
     """Calls beyond run as ever, and the next recording sees all again."""
     recorder = CallRecorder(n_marks=3)
@@ -247,7 +237,6 @@ def test_the_marks_are_bounded() -> None:
     assert_clean()
 
 
-@needs_monitoring
 def test_modules_are_asked_nothing(recorder: CallRecorder) -> None:
     """Whatever a module does when it is asked for something is not done for us."""
     asked: list[str] = []
@@ -281,7 +270,6 @@ def test_modules_are_asked_nothing(recorder: CallRecorder) -> None:
     assert asked == []
 
 
-@needs_monitoring
 def test_a_failure_of_ours_is_a_note_and_not_the_users(recorder: CallRecorder) -> None:
     """The call returns what it would, and a sentence says what went wrong."""
 
@@ -302,7 +290,6 @@ def test_a_failure_of_ours_is_a_note_and_not_the_users(recorder: CallRecorder) -
     assert recorder.take_notes() == ()
 
 
-@needs_monitoring
 def test_tracebacks_show_no_frame_of_ours(recorder: CallRecorder) -> None:
     """An error in a module looks as it does without us."""
     recorder.start()
@@ -313,7 +300,6 @@ def test_tracebacks_show_no_frame_of_ours(recorder: CallRecorder) -> None:
     assert not any("gpumemwidget/backends" in file for file in files)
 
 
-@needs_monitoring
 def test_tools_of_others_are_left_alone(recorder: CallRecorder) -> None:
     """Where no place is free there are no marks, and a note."""
     monitoring = sys.monitoring
@@ -331,7 +317,6 @@ def test_tools_of_others_are_left_alone(recorder: CallRecorder) -> None:
     assert recorder.take_notes() == (TraceNote(NoteKind.CALLS_UNSEEN),)
 
 
-@needs_monitoring
 def test_torch_that_is_imported_meanwhile_is_seen() -> None:
     """The first cell of a notebook imports it and trains at once."""
     run_python(

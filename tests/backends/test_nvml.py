@@ -1,9 +1,10 @@
-"""NVML: PyTorch's numbers for the driver's GPUs, and what is said when something fails."""
+"""NVML: PyTorch's numbers for the driver's GPUs, and what is said when something fails or hangs."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from pathlib import Path
 
 import psutil
@@ -11,12 +12,13 @@ import pynvml
 import pytest
 
 from gpumemwidget.backends.driver import nvml
-from gpumemwidget.backends.driver.nvml import NvmlMonitor
+from gpumemwidget.backends.driver.nvml import NvmlMonitor, TimeLimitedMonitor
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.model.devices import DeviceInfo, DeviceUse
 from gpumemwidget.report.render.wording import word_hardware_note
 from gpumemwidget.session.whole_devices import take_breakdowns
+from gpumemwidget.testing import SimulatedDriver, SimulatedGpus
 from tests.backends.fake_nvml import GIB, FakeGpu, FakeNvml
 
 A, B, C = "GPU-aaaa-1", "GPU-bbbb-2", "GPU-cccc-3"
@@ -36,28 +38,6 @@ def two_models() -> tuple[FakeGpu, ...]:
 
 def uuids_of(monitor: NvmlMonitor) -> dict[str, str | None]:
     return {info.device: info.uuid for info in monitor.list_infos()}
-
-
-def test_processes_are_listed_by_one_call_of_the_library() -> None:
-    """By two where there are more than ever before."""
-    many = {pid: pid << 20 for pid in range(1, 200)} | {7: None}
-    gpu = FakeGpu(uuid=A, processes={5: GIB})
-    library = FakeNvml(gpu)
-    monitor = NvmlMonitor(library, environ={})
-    monitor.list_infos()
-
-    counts, found = [], []
-    for running in ({5: GIB}, many, many, {}):
-        gpu.processes = running
-        n_before = library.n_calls
-        found.append(monitor.read_process("cuda:0", 5))
-        counts.append(library.n_calls - n_before)
-    gpu.processes = many
-
-    assert counts == [1, 2, 1, 1]
-    assert found == [GIB, 5 << 20, 5 << 20, None]
-    assert monitor.list_processes("cuda:0") == tuple(sorted(many.items()))
-    assert monitor.take_notes() == ()
 
 
 # -- Numbers ----------------------------------------------------------------------------------
@@ -128,42 +108,33 @@ def test_different_models_are_not_guessed_at() -> None:
     assert monitor.take_notes() == ()
 
 
-def test_different_models_in_bus_order_are_certain() -> None:
-    """With ``CUDA_DEVICE_ORDER=PCI_BUS_ID`` CUDA's order is NVML's."""
-    monitor = monitor_of(*two_models(), CUDA_DEVICE_ORDER="PCI_BUS_ID")
+def test_different_models_are_numbered_by_the_bus_or_by_what_torch_says() -> None:
+    """Where CUDA's order is the bus's, or of the devices in use; torch writes no ``GPU-``."""
+    by_bus = monitor_of(*two_models(), CUDA_DEVICE_ORDER="PCI_BUS_ID")
+    by_use = monitor_of(*two_models())
+    by_use.list_infos({"cuda:0": B.removeprefix("GPU-")})
 
-    assert uuids_of(monitor) == {"cuda:0": A, "cuda:1": B}
-    assert monitor.take_notes() == ()
+    first = uuids_of(by_use)
+    by_use.list_infos({"cuda:1": A})
 
-
-def test_different_models_appear_once_cuda_tells() -> None:
-    """What torch says of the devices in use settles their numbers; torch writes no ``GPU-``."""
-    monitor = monitor_of(*two_models())
-    monitor.match({"cuda:0": B.removeprefix("GPU-")})
-
-    assert uuids_of(monitor) == {"cuda:0": B}
-    monitor.match({"cuda:1": A})
-    assert uuids_of(monitor) == {"cuda:0": B, "cuda:1": A}
-    assert monitor.take_notes() == ()
+    assert uuids_of(by_bus) == {"cuda:0": A, "cuda:1": B}
+    assert (first, uuids_of(by_use)) == ({"cuda:0": B}, {"cuda:0": B, "cuda:1": A})
+    assert by_bus.take_notes() == by_use.take_notes() == ()
 
 
-def test_what_cuda_tells_goes_before_what_was_worked_out() -> None:
-    """If the order was not as we took it to be, the other numbers are not believed either."""
+@pytest.mark.parametrize(
+    ("in_use", "numbered"), [({"cuda:1": C}, {"cuda:1": C}), ({"cuda:0": "GPU-ffff"}, {})]
+)
+def test_what_cuda_tells_goes_before_what_was_worked_out(
+    in_use: dict[str, str], numbered: dict[str, str]
+) -> None:
+    """If the order is another, or NVML lacks a GPU, no other number is believed either."""
     monitor = monitor_of(*three_alike())
     assert len(uuids_of(monitor)) == 3
 
-    monitor.match({"cuda:1": C})
+    monitor.list_infos(in_use)
 
-    assert uuids_of(monitor) == {"cuda:1": C}
-
-
-def test_a_gpu_that_nvml_does_not_know_is_not_mixed_up() -> None:
-    """If torch names a UUID that NVML lacks, no other GPU's figures appear under its name."""
-    monitor = monitor_of(*three_alike())
-
-    monitor.match({"cuda:0": "GPU-ffff"})
-
-    assert uuids_of(monitor) == {}
+    assert uuids_of(monitor) == numbered
 
 
 def test_a_mig_instance_is_the_only_device() -> None:
@@ -197,6 +168,17 @@ def test_who_computes_and_draws_is_there_once() -> None:
     assert monitor.list_processes("cuda:0") == ((3, 30), (5, None), (7, 70), (9, 90))
 
 
+def test_any_number_of_processes_is_listed() -> None:
+    """Also where there are more than ever before."""
+    many = {pid: pid << 20 for pid in range(1, 200)} | {7: None}
+    monitor = monitor_of(FakeGpu(processes=many))
+
+    listed = monitor.list_processes("cuda:0")
+
+    assert listed == tuple(sorted(many.items()))
+    assert [monitor.read_process("cuda:0", pid) for pid in (5, 7, 999)] == [5 << 20, None, None]
+
+
 def test_processes_that_are_not_told_are_unknown() -> None:
     """Not none; and there is one note."""
     gpu = FakeGpu(processes={7: 70})
@@ -226,19 +208,10 @@ def test_the_real_binding_has_what_we_ask_for() -> None:
     assert theirs.usedGpuMemory.offset == ours.used_bytes.offset
 
 
-def instance_of() -> tuple[FakeGpu, FakeGpu]:
-    """A GPU cut in two, and its first instance."""
-    instance = FakeGpu("MIG 1g", "MIG-1111", 18 * GIB, processes={1: 10})
-    gpu = FakeGpu(uuid=B, processes={1: 10, 2: 20})
-    gpu.instances = [instance, FakeGpu("MIG 1g", "MIG-2222", 18 * GIB)]
-    return gpu, instance
-
-
 def test_an_instances_missing_utilisation_is_no_failure_of_its_memory() -> None:
     """It is noted once, and does not stand beside what is told of the memory."""
-    gpu, instance = instance_of()
-    instance.failures["nvmlDeviceGetUtilizationRates"] = pynvml.NVML_ERROR_NOT_SUPPORTED
-    monitor = monitor_of(gpu, CUDA_VISIBLE_DEVICES="MIG-11")
+    failures = {"nvmlDeviceGetUtilizationRates": pynvml.NVML_ERROR_NOT_SUPPORTED}
+    monitor = monitor_of(FakeGpu(instances=[FakeGpu(uuid="MIG-1", failures=failures)]))
 
     use = monitor.read_use("cuda:0")
 
@@ -265,24 +238,17 @@ def test_a_failed_question_is_told_once() -> None:
     assert monitor.take_notes() == ()
 
 
-def test_a_gpu_lost_before_we_came_keeps_its_number_from_others() -> None:
-    """The GPU behind a lost one is not shown under the lost one's name."""
-    lost = FakeGpu(uuid=A, failures={"nvmlDeviceGetHandleByIndex": pynvml.NVML_ERROR_GPU_IS_LOST})
-    monitor = monitor_of(lost, FakeGpu(uuid=B))
+@pytest.mark.parametrize(
+    ("error", "device", "n_notes"),
+    [(pynvml.NVML_ERROR_GPU_IS_LOST, "cuda:1", 1), (pynvml.NVML_ERROR_NO_PERMISSION, "cuda:0", 0)],
+)
+def test_a_lost_gpu_keeps_its_number_from_others(error: int, device: str, n_notes: int) -> None:
+    """CUDA does not count one that this user may not open, so that one takes no number."""
+    first = FakeGpu(uuid=A, failures={"nvmlDeviceGetHandleByIndex": error})
+    monitor = monitor_of(first, FakeGpu(uuid=B))
 
-    assert uuids_of(monitor) == {"cuda:1": B}
-    assert len(monitor.take_notes()) == 1
-
-
-def test_a_gpu_that_may_not_be_opened_is_not_counted() -> None:
-    """CUDA does not count a GPU that this user may not open, so it takes no number."""
-    barred = FakeGpu(
-        uuid=A, failures={"nvmlDeviceGetHandleByIndex": pynvml.NVML_ERROR_NO_PERMISSION}
-    )
-    monitor = monitor_of(barred, FakeGpu(uuid=B))
-
-    assert uuids_of(monitor) == {"cuda:0": B}
-    assert monitor.take_notes() == ()
+    assert uuids_of(monitor) == {device: B}
+    assert len(monitor.take_notes()) == n_notes
 
 
 def test_shut_down_by_somebody_else_begins_again() -> None:
@@ -338,7 +304,7 @@ def test_nothing_is_asked_before_it_is_needed() -> None:
     """Making a monitor starts no library; closing it stops only what it started."""
     library = FakeNvml(FakeGpu())
     NvmlMonitor(library, environ={}).close()
-    assert (library.n_inits, library.n_calls) == (0, 0)
+    assert library.n_inits == 0
 
     library.n_inits = 1  # the user's own
     monitor = NvmlMonitor(library, environ={})
@@ -379,3 +345,72 @@ def test_an_instance_without_figures_shares_nothing() -> None:
 
     assert use is not None
     assert (use.is_shared, use.used_bytes, bool(use.failure)) == (False, None, True)
+
+
+# -- A driver that takes too long to answer --------------------------------------------------------
+
+
+class _Driver(SimulatedDriver):
+    """A driver that tells the use of a GPU when it may."""
+
+    def __init__(self) -> None:
+        super().__init__(SimulatedGpus(1))
+        self.may_answer, self.n_asked = threading.Event(), 0
+
+    def read_use(self, device: str) -> DeviceUse | None:
+        self.n_asked += 1
+        assert self.may_answer.wait(60)
+        return super().read_use(device)
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> _Driver:
+    monkeypatch.setattr(nvml, "_LIMIT_S", 0.1)
+    return _Driver()
+
+
+def test_nobody_waits_twice_for_a_driver_that_hangs(driver: _Driver) -> None:
+    """It is asked again once it has answered."""
+    monitor = TimeLimitedMonitor(driver)
+    infos = monitor.list_infos()
+
+    silent = [monitor.read_use("cuda:0") for _ in range(3)]
+    known = monitor.list_infos()
+    n_asked = driver.n_asked
+    driver.may_answer.set()
+    for thread in threading.enumerate():
+        if thread.name == "gpumemwidget-driver":
+            thread.join(60)
+    answered = monitor.read_use("cuda:0")
+
+    unknown = DeviceUse("cuda:0", None, None, None, failure="the driver does not answer")
+    assert silent == [unknown] * 3
+    assert n_asked == 1
+    assert known == infos
+    assert answered == driver.read_use("cuda:0")
+
+
+def test_a_driver_that_hangs_is_closed_without_waiting(driver: _Driver) -> None:
+    """Nothing is known of its devices then."""
+    monitor = TimeLimitedMonitor(driver)
+    monitor.list_infos()
+    monitor.read_use("cuda:0")
+
+    monitor.close()
+
+    assert monitor.list_infos() == ()
+    driver.may_answer.set()
+
+
+def test_a_failure_of_the_driver_is_the_askers() -> None:
+    """As if it had been asked directly."""
+
+    class Failing(SimulatedDriver):
+        def read_use(self, device: str) -> DeviceUse | None:
+            raise OSError(device)
+
+    monitor = TimeLimitedMonitor(Failing(SimulatedGpus(1)))
+
+    with pytest.raises(OSError, match="cuda:0"):
+        monitor.read_use("cuda:0")
+    monitor.close()

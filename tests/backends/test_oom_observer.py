@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
+from gpumemwidget.backends import hooks
 from gpumemwidget.backends.cuda import oom_observer as ooms
-from gpumemwidget.backends.cuda import torch_hooks
 from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.cuda.oom_observer import OomMoment, OomObserver
 from gpumemwidget.backends.hardware import Hardware
@@ -80,7 +80,7 @@ class Watcher:
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     cuda = FakeCuda()
     monkeypatch.setattr(ooms, "_attached", [])
-    monkeypatch.setattr(torch_hooks, "find_torch", lambda: cuda.torch)
+    monkeypatch.setattr(hooks, "find_torch", lambda: cuda.torch)
     yield cuda
     assert ooms._observers == []
 
@@ -155,7 +155,7 @@ def test_it_waits_for_torch(
     (tmp_path / "torch.py").write_text("import builtins\nvars().update(vars(builtins.fake_torch))")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("builtins.fake_torch", cuda.torch, raising=False)
-    monkeypatch.setattr(torch_hooks, "find_torch", lambda: None)
+    monkeypatch.setattr(hooks, "find_torch", lambda: None)
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     arrived: list[object] = []
     other = ooms.TorchImportHook(arrived.append)
@@ -243,49 +243,50 @@ def _engine_run_backward(wait: threading.Event, ready: threading.Event) -> None:
     wait.wait(10)
 
 
+@pytest.fixture
 def run_out_beside_a_backward(
-    cuda: FakeCuda, start: Callable[[Callable[[], None]], object]
-) -> None:
-    """Run out of memory on the thread that ``start`` makes, while another waits for a backward."""
-    wait, ready, done = threading.Event(), threading.Event(), threading.Event()
-    waiting = threading.Thread(target=_engine_run_backward, args=(wait, ready))
-    cuda.initialise()
-    cuda.allocate(150 * MIB)
+    cuda: FakeCuda, watcher: Watcher, observer: OomObserver
+) -> Callable[..., list[str]]:
+    """Runs out of memory on a thread, while another waits for a backward: the stack's functions."""
 
-    def run() -> None:
-        run_out(cuda)
-        done.set()
+    def run_beside(start: Callable[[Callable[[], None]], object]) -> list[str]:
+        wait, ready, done = threading.Event(), threading.Event(), threading.Event()
+        waiting = threading.Thread(target=_engine_run_backward, args=(wait, ready))
+        observer.open()
+        cuda.initialise()
+        cuda.allocate(150 * MIB)
 
-    waiting.start()
-    ready.wait(10)
-    start(run)
-    done.wait(10)
-    wait.set()
-    waiting.join()
+        def run() -> None:
+            run_out(cuda)
+            done.set()
+
+        waiting.start()
+        ready.wait(10)
+        start(run)
+        done.wait(10)
+        wait.set()
+        waiting.join()
+        return [frame.function.rpartition(".")[2] for frame in watcher.events[0].frames]
+
+    return run_beside
 
 
 def test_autograds_threads_have_the_stack_of_backward(
-    cuda: FakeCuda, watcher: Watcher, observer: OomObserver
+    run_out_beside_a_backward: Callable[..., list[str]],
 ) -> None:
     """They have none of their own: it is that of the thread which waits in ``backward``."""
-    observer.open()
-
     # As autograd's, the thread begins in no function of threading's.
-    run_out_beside_a_backward(cuda, lambda run: _thread.start_new_thread(run, ()))
+    functions = run_out_beside_a_backward(lambda run: _thread.start_new_thread(run, ()))
 
-    functions = [frame.function.rpartition(".")[2] for frame in watcher.events[0].frames]
     assert functions[:3] == ["allocate", "run_out", "run"]
     assert "_engine_run_backward" in functions[3:]
 
 
 def test_a_thread_of_pythons_has_its_own(
-    cuda: FakeCuda, watcher: Watcher, observer: OomObserver
+    run_out_beside_a_backward: Callable[..., list[str]],
 ) -> None:
     """Its stack is what asked, whoever else is in a backward."""
-    observer.open()
+    functions = run_out_beside_a_backward(lambda run: threading.Thread(target=run).start())
 
-    run_out_beside_a_backward(cuda, lambda run: threading.Thread(target=run).start())
-
-    functions = [frame.function.rpartition(".")[2] for frame in watcher.events[0].frames]
     assert functions[-1] == "_bootstrap"
     assert "_engine_run_backward" not in functions

@@ -1,9 +1,8 @@
-"""The processes below this one (real trees, and a procfs made of plain files) and their names."""
+"""The processes below this one (real trees, and a procfs of plain files), names, and kernels."""
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -16,14 +15,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumemwidget.backends.driver.gpu_processes import ProcessTree, name_process
-from gpumemwidget.model.devices import ChildProcess
+from gpumemwidget.backends.cuda.backend import CudaBackend
+from gpumemwidget.backends.driver.gpu_processes import (
+    ProcessTree,
+    find_kernel,
+    name_process,
+    parse_kernel_id,
+)
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.model.devices import ChildProcess, KernelUse
+from gpumemwidget.testing import SimulatedDriver, SimulatedGpus, simulate_torch
 from tests.backends.procfs import FakeProc
 
 OWN = 500
 MIB = 1 << 20
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-LINUX = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="there is no procfs")
 
 
 @pytest.fixture
@@ -70,34 +76,6 @@ def test_children_and_theirs_are_told(proc: FakeProc, machine: Machine) -> None:
         ChildProcess(601, 600, "python train.py", 1000 * PAGE_BYTES),
     )
     assert machine.tree.own_pid == OWN
-
-
-def test_a_child_that_is_adopted_by_another_stays_one(proc: FakeProc, machine: Machine) -> None:
-    """What was below this process once is its own, and what that starts, too."""
-    proc.write_process(600, OWN, "launcher")
-    proc.write_process(601, 600, "python", "rank.py")
-    before = machine.list_pids()
-    proc.end_process(600)
-    proc.write_process(601, 1, "python", "rank.py")
-    proc.write_process(602, 601, "python", "worker.py")
-
-    after = machine.tree.list_children()
-
-    assert before == [600, 601]
-    assert [(child.pid, child.parent_pid) for child in after] == [(601, 1), (602, 601)]
-
-
-def test_a_number_that_is_given_again_is_another_process(proc: FakeProc, machine: Machine) -> None:
-    """The start time tells them apart, whichever of both was the child."""
-    proc.write_process(600, OWN, "python", "mine.py", start=100)
-    proc.write_process(601, 400, "python", "theirs.py", start=100)
-    before = machine.list_pids()
-    proc.write_process(600, 400, "python", "theirs.py", start=200)
-    proc.write_process(601, OWN, "python", "mine.py", start=200)
-
-    after = machine.list_pids()
-
-    assert (before, after) == ([600], [601])
 
 
 def test_a_zombie_is_not_running(proc: FakeProc, machine: Machine) -> None:
@@ -183,35 +161,19 @@ def wait_for(ask: Callable[[], bool]) -> None:
         threading.Event().wait(0.02)
 
 
-@pytest.fixture
-def tree() -> Iterator[ProcessTree]:
-    """This process's own tree; whatever a test starts is ended."""
-    before = {each.pid for each in psutil.Process().children(recursive=True)}
-    made = ProcessTree()
-    yield made
-    for child in made.list_children():
-        if child.pid not in before:
-            os.kill(child.pid, signal.SIGKILL)
-
-
 def find(tree: ProcessTree, name: str) -> list[ChildProcess]:
     return [child for child in tree.list_children() if name in child.name]
 
 
-def wait_long() -> None:
-    threading.Event().wait(60)
-
-
-@LINUX
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_workers_of_a_data_loader(method: str) -> None:
+@pytest.mark.skipif(not psutil.LINUX, reason="there is no procfs")
+def test_workers_of_a_data_loader() -> None:
     """Each is told by PyTorch's own name for it."""
     data = pytest.importorskip("torch.utils.data")
     if "pt_data_worker" not in Path(data._utils.worker.__file__).read_text():
         pytest.skip("this PyTorch gives its workers no name")
     tree = ProcessTree()
     loader = data.DataLoader(
-        list(range(64)), num_workers=2, multiprocessing_context=method, persistent_workers=True
+        list(range(64)), num_workers=2, multiprocessing_context="fork", persistent_workers=True
     )
     batches = iter(loader)
     next(batches)
@@ -223,30 +185,6 @@ def test_workers_of_a_data_loader(method: str) -> None:
 
     assert {worker.parent_pid for worker in workers} == {os.getpid()}
     assert find(tree, "pt_data_worker") == []
-
-
-@pytest.mark.slow
-@LINUX
-def test_ranks_that_torchrun_has_started(tmp_path: Path) -> None:
-    """As from a cell: the launcher, and below it two ranks by their script."""
-    pytest.importorskip("torch")
-    script = tmp_path / "rank.py"
-    script.write_text("import threading\nthreading.Event().wait(60)\n")
-    tree = ProcessTree()
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    with subprocess.Popen(
-        [*command, "--standalone", str(script)], stderr=subprocess.DEVNULL
-    ) as started:
-        wait_for(lambda: len(find(tree, "python rank.py")) == 2)
-        ranks = find(tree, "python rank.py")
-        (launcher,) = find(tree, "python -m torch.distributed.run")
-        # The launcher would wait long for its ranks.
-        for process in (launcher, *ranks):
-            os.kill(process.pid, signal.SIGKILL)
-    wait_for(lambda: find(tree, "python rank.py") == [])
-
-    assert launcher.pid == started.pid
-    assert {rank.parent_pid for rank in ranks} == {started.pid}
 
 
 # -- Names -----------------------------------------------------------------------------------------
@@ -295,3 +233,79 @@ def test_any_command_gives_one_short_line(command: list[str], thread_name: str) 
     name = name_process(command, thread_name)
 
     assert name is None or (0 < len(name) <= 60 and name.isprintable())
+
+
+# -- Jupyter's kernels -----------------------------------------------------------------------------
+
+_CHILD = (
+    "import subprocess, sys\n"
+    "wait = 'import sys; print(flush=True); sys.stdin.read()'\n"
+    "child = subprocess.Popen([sys.executable, '-c', wait], stdout=subprocess.PIPE)\n"
+    "child.stdout.readline(); print(child.pid, flush=True); child.wait()\n"
+)
+
+
+@pytest.fixture
+def kernel() -> Iterator[tuple[int, int]]:
+    """The pids of a process that is started as a server starts a kernel, and of its child."""
+    command = [sys.executable, "-c", _CHILD, "-f", "/run/user/kernel-6f0e-aa.json"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        child_pid = int(process.stdout.readline())
+        yield process.pid, child_pid
+        process.stdin.close()
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    ("command", "kernel_id"),
+    [
+        (["python", "-m", "ipykernel_launcher", "-f", "/run/kernel-6f0e-aa.json"], "6f0e-aa"),
+        (["python", "-m", "ipykernel_launcher", "-f", r"C:\run\kernel-6f0e.json"], "6f0e"),
+        (["python", "train.py", "-f", "kernel.json"], None),
+        (["julia", "-i", "kernel.jl", "/run/kernel-6f0e.json"], "6f0e"),
+        ([], None),
+    ],
+)
+def test_a_kernel_is_known_by_its_connection_file(
+    command: list[str], kernel_id: str | None
+) -> None:
+    """Any other program is none."""
+    assert parse_kernel_id(command) == kernel_id
+
+
+def test_a_kernels_children_belong_to_it(kernel: tuple[int, int]) -> None:
+    """Workers of a DataLoader take memory for their notebook."""
+    pid, child_pid = kernel
+
+    assert (find_kernel(pid), find_kernel(child_pid)) == ("6f0e-aa", "6f0e-aa")
+    assert find_kernel(os.getpid()) is None
+    assert find_kernel(2**31 - 7) is None
+
+
+def test_what_each_kernel_takes(kernel: tuple[int, int]) -> None:
+    """With its children, on each GPU; processes that are no kernel's are left out."""
+    pid, child_pid = kernel
+    gpus = SimulatedGpus(2)
+    driver = SimulatedDriver(gpus)
+    driver.set_process(pid, 300 * MIB)
+    driver.set_process(child_pid, 50 * MIB)
+    driver.set_process(pid, 20 * MIB, 1)
+    driver.set_process(2**31 - 7, 1000 * MIB, 1)
+    gpus.touch(0)
+
+    uses = Hardware([CudaBackend(simulate_torch(gpus))], driver).list_kernels()
+
+    assert uses == (
+        KernelUse("6f0e-aa", "cuda:0", 350 * MIB),
+        KernelUse("6f0e-aa", "cuda:1", 20 * MIB),
+    )
+
+
+def test_without_a_driver_there_are_no_other_kernels() -> None:
+    """This process is no kernel."""
+    gpus = SimulatedGpus(1)
+    gpus.touch(0)
+
+    assert Hardware([CudaBackend(simulate_torch(gpus))]).list_kernels() == ()

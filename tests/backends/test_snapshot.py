@@ -1,23 +1,32 @@
-"""Snapshots and histories: torch's dictionaries become records and columns."""
+"""Snapshots and histories, of torch or of a file: they become records, and never run anything."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import pickle
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from gpumemwidget.backends.cuda.backend import CudaBackend
-from gpumemwidget.backends.cuda.history import CudaHistory
-from gpumemwidget.backends.cuda.snapshot import (
+import gpumemwidget
+from gpumemwidget.backends.cuda.backend import CudaBackend, CudaHistory
+from gpumemwidget.backends.snapshot import (
+    load_snapshot,
     parse_events,
     parse_rules,
     parse_segments,
     parse_traces,
 )
-from gpumemwidget.model.devices import Frame, HardwareNote, HardwareNoteKind
-from gpumemwidget.model.traces import ACTIONS, AllocatorRules, AllocatorTrace
+from gpumemwidget.errors import FileError
+from gpumemwidget.model.devices import Frame
+from gpumemwidget.model.traces import ACTIONS, AllocatorRules, AllocatorTrace, NoteKind, TraceNote
 from gpumemwidget.testing import SimulatedGpus, simulate_torch
+from tools.recordings.recording import list_allocator_events
 
 MIB = 1 << 20
 
@@ -66,38 +75,6 @@ def test_stacks_are_pythons_alone() -> None:
         Frame("<frozen runpy>", 4, "run"),
     )
     assert (segment.is_private, segment.pool_id) == (True, (0, 3))
-
-
-def test_events_of_a_history_are_never_fetched() -> None:
-    """Where torch can leave them out it is told to; where not, blocks are read without a history.
-
-    While one is recorded there is a note instead, once.
-    """
-    allocator = SimulatedGpus()
-    allocator.allocate(MIB)
-    today, old = simulate_torch(allocator), simulate_torch(allocator)
-    asked: list[bool] = []
-
-    def take_snapshot(*, include_traces: bool = True) -> Any:
-        asked.append(include_traces)
-        return allocator.take_snapshot()["segments"]
-
-    today.cuda.memory.memory_snapshot = take_snapshot
-    old.cuda.memory.memory_snapshot = lambda: allocator.take_snapshot()["segments"]
-    backends = [CudaBackend(today), CudaBackend(old)]
-    without_history = backends[1].read_segments()
-    for each in (today, old):
-        each._C._cuda_isHistoryEnabled = lambda: True
-
-    found = [backend.read_segments() for backend in (*backends, backends[1])]
-    notes = [backend.take_notes() for backend in backends]
-    for backend in backends:
-        backend.close()
-
-    assert asked == [False]
-    assert found == [without_history, (), ()]
-    assert len(without_history) == 1
-    assert notes == [(), (HardwareNote(HardwareNoteKind.BLOCKS_COSTLY, "2.11.0"),)]
 
 
 @pytest.mark.parametrize(
@@ -209,26 +186,19 @@ def test_chunks_join_without_a_seam() -> None:
     assert len(events) == n_events
 
 
-def test_the_span_begins_by_time_where_nothing_marks_it() -> None:
-    """Events before the start belong to something else."""
+@pytest.mark.parametrize(("max_entries", "is_whole"), [(None, True), (11, True), (10, False)])
+def test_the_span_begins_by_time_where_nothing_marks_it(
+    max_entries: int | None, is_whole: bool
+) -> None:
+    """A ring with as many events as it holds may have lost the oldest ones."""
     snapshot = _snapshot([_event("alloc", time_us=each, size=each) for each in range(10)])
 
-    (trace,) = parse_traces(snapshot, before=(), start_us=4, end_us=20, touched={0})
+    (trace,) = parse_traces(
+        snapshot, before=(), start_us=4, end_us=20, touched={0}, max_entries=max_entries
+    )
 
     assert list(trace.events.sizes) == [4, 5, 6, 7, 8, 9]
-    assert trace.is_whole
-
-
-def test_a_full_ring_is_not_whole() -> None:
-    """A ring with as many events as it holds may have lost the oldest ones."""
-    for n_events, is_whole in ((9, True), (10, False)):
-        snapshot = _snapshot([_event("alloc", time_us=each) for each in range(n_events)])
-
-        (trace,) = parse_traces(
-            snapshot, before=(), start_us=0, end_us=20, touched={0}, max_entries=10
-        )
-
-        assert trace.is_whole == is_whole
+    assert trace.is_whole == is_whole
 
 
 def test_the_span_begins_at_the_snapshot_that_marks_it() -> None:
@@ -292,3 +262,187 @@ def test_the_rules_are_read_from_the_settings() -> None:
     assert parse_rules(
         {"roundup_power2_divisions": {**divisions, "1": 8, "2": 8, "4": 4, "16": 1}}
     ).roundup_divisions == ((0, 8), (4 * MIB, 4), (8 * MIB, 0), (16 * MIB, 1), (32 * MIB, 0))
+
+
+# -- Files of PyTorch's memory viewer --------------------------------------------------------------
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> tuple[Path, AllocatorTrace]:
+    """A file that a trace has written, and that trace."""
+    gpu = SimulatedGpus()
+    backend = CudaBackend(simulate_torch(gpu))
+    kept = gpu.allocate(3 * MIB)
+    backend.start_trace(n_events=100)
+    gpu.allocate(100)
+    gpu.free(kept)
+    path = tmp_path / "snapshot.pickle"
+    (trace,) = backend.end_trace(snapshot_to=path)
+    return path, trace
+
+
+def rewrite(path: Path, change: Any) -> None:
+    """Change what a file holds."""
+    snapshot = pickle.loads(path.read_bytes())
+    changed = change(snapshot)
+    is_new = isinstance(changed, dict) and "segments" in changed
+    path.write_bytes(pickle.dumps(changed if is_new else snapshot))
+
+
+def refuse(path: Path) -> str:
+    """What is said of a file that is refused: one line that begins with its name."""
+    with pytest.raises(FileError) as caught:
+        gpumemwidget.load_trace(path)
+    said = str(caught.value)
+    assert said.startswith(str(path))
+    assert "\n" not in said
+    return said.removeprefix(str(path))
+
+
+# -- What is read ------------------------------------------------------------------------------
+
+
+def test_a_trace_comes_back_from_its_file(written: tuple[Path, AllocatorTrace]) -> None:
+    """Its events and its end; what stood before is not in a file."""
+    path, trace = written
+
+    (read,) = load_snapshot(path)
+
+    # The file has what was noted before the span's own first event, too.
+    assert list_allocator_events(read.events)[-len(trace.events) :] == list_allocator_events(
+        trace.events
+    )
+    assert read.after == trace.after
+    assert (read.device, read.rules) == (trace.device, trace.rules)
+    assert (read.before, read.is_whole) == ((), False)
+    assert read.start_us == read.events.times_us[0]
+    assert read.end_us == read.events.times_us[-1]
+    assert read.notes == (TraceNote(NoteKind.START_WORKED_OUT),)
+
+
+def test_each_device_has_its_trace(tmp_path: Path) -> None:
+    """One that has memory and no events, too."""
+    gpu = SimulatedGpus(3)
+    backend = CudaBackend(simulate_torch(gpu))
+    gpu.allocate(1, 0)
+    backend.start_trace(n_events=100)
+    gpu.allocate(2, 2)
+    path = tmp_path / "snapshot.pickle"
+    traces = backend.end_trace(snapshot_to=path)
+
+    read = load_snapshot(path)
+
+    assert [each.device for each in read] == [each.device for each in traces]
+    assert [each.after for each in read] == [each.after for each in traces]
+
+
+# -- What is refused ---------------------------------------------------------------------------
+
+
+class Evil:
+    """Runs something when it is read by anything that runs."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self.path,))
+
+
+def test_nothing_in_a_file_is_run(tmp_path: Path, written: tuple[Path, AllocatorTrace]) -> None:
+    """Wherever in it the request stands; the line says what it asked for."""
+    path, _ = written
+    mark = tmp_path / "ran"
+    rewrite(path, lambda snapshot: {**snapshot, "extra": Evil(mark)})
+
+    assert "was to be run, and was not" in refuse(path)
+
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"cos\nsystem\n(S'touch ran'\ntR.",
+        b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x09touch ran\x85R.",
+        b"(ios\nsystem\n.",
+        b"\x80\x02cbuiltins\nexec\nX\x01\x00\x00\x001\x85\x81.",
+        b"Pid\n.",
+        b"]Q.",
+    ],
+)
+def test_no_operation_of_pickle_runs_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: bytes
+) -> None:
+    """Each way in which a pickle can call something."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "evil.pickle"
+    path.write_bytes(body)
+
+    assert "is damaged, or no memory snapshot" in refuse(path)
+
+    assert [each.name for each in tmp_path.iterdir()] == ["evil.pickle"]
+
+
+def test_files_of_other_kinds_and_cut_anywhere_are_refused(
+    tmp_path: Path, written: tuple[Path, AllocatorTrace]
+) -> None:
+    """Whatever they are, and wherever they end."""
+    whole = written[0].read_bytes()
+    path = tmp_path / "cut.pickle"
+    parts = (whole[:length] for length in range(0, len(whole), 97))
+    for body in (b"PK\x03\x04zip", b"{}", b"hello", b"\x1f\x8b", b"\x80\x04", *parts):
+        path.write_bytes(body)
+        assert "is damaged, or no memory snapshot" in refuse(path)
+
+
+@pytest.mark.parametrize(
+    ("held", "said"),
+    [
+        ({"a": 1}, "is damaged, or no memory snapshot of PyTorch's (KeyError: 'device_traces')"),
+        ([], "is damaged, or no memory snapshot of PyTorch's (TypeError"),
+        ({"segments": [], "device_traces": []}, "holds no events: record a history before"),
+        ({"segments": [], "device_traces": [[], []]}, "holds no events: record a history"),
+    ],
+)
+def test_other_things_are_refused(tmp_path: Path, held: Any, said: str) -> None:
+    """What is no snapshot, and snapshots without a history."""
+    path = tmp_path / "other.pickle"
+    path.write_bytes(pickle.dumps(held))
+
+    assert said in refuse(path)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    """And so are a folder, and a pipe, which would be waited for without end."""
+    os.mkfifo(tmp_path / "pipe")
+
+    assert "can't be read: No such file" in refuse(tmp_path / "missing")
+    assert "is no regular file" in refuse(tmp_path)
+    assert "is no regular file" in refuse(tmp_path / "pipe")
+
+
+def test_too_large_a_file_is_refused(tmp_path: Path) -> None:
+    """Before it is read."""
+    path = tmp_path / "large.pickle"
+    with path.open("wb") as file:
+        file.truncate((2 << 30) + 1)
+
+    assert refuse(path) == " holds more than 2 GiB: record fewer events (max_entries)"
+
+
+# Not "r", an index into the memo: pickle takes as much memory as that says.
+@given(place=st.integers(0, 1 << 20), value=st.integers(0, 255).filter(lambda n: n != ord("r")))
+@example(place=0, value=0)
+def test_a_changed_byte_is_read_or_refused(
+    written: tuple[Path, AllocatorTrace], place: int, value: int
+) -> None:
+    """Nothing else comes out of it."""
+    path, _ = written
+    body = bytearray(path.read_bytes())
+    body[place % len(body)] = value
+    other = path.with_name("changed.pickle")
+    other.write_bytes(bytes(body))
+
+    with contextlib.suppress(FileError):
+        assert gpumemwidget.load_trace(other).to_text()

@@ -67,14 +67,6 @@ def list_sizes(trace: AllocatorTrace) -> list[int]:
     ]
 
 
-def find_line(gpu: Gpu, handle: int) -> str | None:
-    """The function that a live block's history says allocated it."""
-    address = gpu.allocator.find_address(handle)
-    blocks = [block for each in gpu.backend.read_segments() for block in each.blocks]
-    (block,) = [each for each in blocks if each.address == address]
-    return block.frames[0].function if block.frames else None
-
-
 # -- A trace -----------------------------------------------------------------------------------
 
 
@@ -173,7 +165,7 @@ def test_nothing_waits_for_cuda_after_unloading() -> None:
     calls = gpu.torch.cuda._queued_calls
     others = (print, ["traceback"])
     calls.append(others)
-    gpu.backend.keep_sites(is_on=True)
+    gpu.backend.start_trace(n_events=100)
     late = calls[1][0]
 
     gpu.backend.close()
@@ -184,10 +176,9 @@ def test_nothing_waits_for_cuda_after_unloading() -> None:
 
 
 def test_torch_that_comes_within_the_trace_joins_it() -> None:
-    """With the lines of blocks, too, where they are kept."""
+    """The user's import within a traced cell begins nothing of its own."""
     gpu = Gpu()
     hardware = Hardware([])
-    hardware.keep_sites(is_on=True)
     hardware.start_trace()
 
     hardware._join(gpu.torch)
@@ -195,23 +186,20 @@ def test_torch_that_comes_within_the_trace_joins_it() -> None:
     (trace,) = hardware.end_trace()
 
     assert list_sizes(trace) == [11]
-    assert gpu.allocator.is_history_on
-    hardware.close()
     assert not gpu.allocator.is_history_on
+    hardware.close()
 
 
 # -- What can't be traced ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["cudaMallocAsync", "pluggable"])
-def test_other_allocators_say_why(gpu: Gpu, name: str) -> None:
+def test_other_allocators_say_why(gpu: Gpu) -> None:
     """Nothing is started then."""
-    gpu.memory.get_allocator_backend = lambda: name
+    gpu.memory.get_allocator_backend = lambda: "cudaMallocAsync"
 
     (note,) = gpu.backend.start_trace(n_events=100)
 
-    assert note == HardwareNote(HardwareNoteKind.NO_HISTORY, name)
-    assert note == gpu.backend.keep_sites(is_on=True)
+    assert note == HardwareNote(HardwareNoteKind.NO_HISTORY, "cudaMallocAsync")
     assert gpu.trace() == []
     assert gpu.is_clean
 
@@ -297,7 +285,7 @@ def test_a_history_of_the_users_without_events_is_not_whole(gpu: Gpu) -> None:
 
 @pytest.mark.parametrize("enabled", ["all", "state", None])
 def test_what_is_set_within_the_cell_is_anothers(gpu: Gpu, enabled: str | None) -> None:
-    """The trace ends there, with all that came before, and what was set stays."""
+    """Our events are dropped for it, as a note says, and what was set stays."""
     gpu.backend.start_trace(n_events=100)
     gpu.make(1)
     gpu.memory._record_memory_history(enabled)
@@ -305,8 +293,8 @@ def test_what_is_set_within_the_cell_is_anothers(gpu: Gpu, enabled: str | None) 
 
     (trace,) = gpu.trace()
 
-    assert list_sizes(trace) == [1]
-    assert trace.ends_early
+    assert list_sizes(trace) == ([2] if enabled == "all" else [])
+    assert not trace.is_whole
     assert trace.notes == (TraceNote(NoteKind.HISTORY_WAS_SET),)
     assert gpu.allocator.is_history_on == (enabled is not None)
     assert gpu.torch._C._cuda_record_memory_history == gpu.binding
@@ -345,108 +333,34 @@ def test_a_cell_that_records_a_history_finds_its_own(max_entries: int) -> None:
 
     assert found == expected
     assert len(expected[1]) >= 3
-    assert list_sizes(trace) == [5]
+    assert not trace.is_whole
     assert traced.is_clean
 
 
-def test_a_history_that_ran_before_keeps_its_entries(gpu: Gpu) -> None:
-    """Through a trace and a look at the blocks; these add entries without memory alone."""
-    alone = Gpu()
-    for program in (alone, gpu):
-        program.memory._record_memory_history("all", context="all")
-        program.make(1)
+# -- Blocks ------------------------------------------------------------------------------------
 
-    gpu.backend.start_trace(n_events=100)
-    for program in (alone, gpu):
-        program.make(2)
+
+def test_events_of_a_history_are_never_fetched_with_the_blocks(gpu: Gpu) -> None:
+    """Torch is told to leave them out; one that can't is not asked while there are any."""
+    asked: list[bool] = []
+
+    def take_snapshot(*, include_traces: bool = True) -> Any:
+        asked.append(include_traces)
+        return gpu.allocator.take_snapshot()["segments"]
+
+    gpu.memory.memory_snapshot = take_snapshot
+    gpu.make(1)
     gpu.backend.read_segments()
-    (trace,) = gpu.trace()
-    found = [entry for entry in list_entries(gpu) if entry[0] != "snapshot"]
-
-    assert found == list_entries(alone)
-    assert list_sizes(trace) == [2]
-    gpu.memory._record_memory_history(None)
-    gpu.backend.close()
-    assert gpu.is_clean
-
-
-# -- Lines of live blocks ----------------------------------------------------------------------
-
-
-def test_sites_are_kept_until_they_are_switched_off(gpu: Gpu) -> None:
-    """Between traces, too; and without events."""
-    before = gpu.make(1)
-    said = [gpu.backend.keep_sites(is_on=True), gpu.backend.keep_sites(is_on=True)]
-    one = gpu.make(2)
-    gpu.backend.start_trace(n_events=100)
-    two = gpu.make(3)
-    (trace,) = gpu.trace()
-    three = gpu.make(4)
-
-    assert gpu.memory._snapshot()["device_traces"] == [[]]
-    assert [find_line(gpu, each) for each in (before, one, two, three)] == [
-        None,
-        "make",
-        "make",
-        "make",
-    ]
-    assert list_sizes(trace) == [3]
-    assert trace.notes == ()
-    said += [gpu.backend.keep_sites(is_on=False), gpu.backend.keep_sites(is_on=False)]
-    kinds = [note.kind for note in said]
-    assert kinds == [HardwareNoteKind.SITES_KEPT] * 2 + [HardwareNoteKind.SITES_NOT_KEPT] * 2
-    assert gpu.is_clean
-
-
-def test_sites_may_be_switched_while_a_trace_runs(gpu: Gpu) -> None:
-    """It goes on; what was asked for holds afterwards."""
-    gpu.backend.start_trace(n_events=100)
-    gpu.backend.keep_sites(is_on=True)
-    gpu.make(1)
-    (trace,) = gpu.trace()
-    kept = gpu.make(2)
-
-    assert list_sizes(trace) == [1]
-    assert trace.is_whole
-    assert find_line(gpu, kept) == "make"
-
-    gpu.backend.start_trace(n_events=100)
-    gpu.backend.keep_sites(is_on=False)
-    gpu.trace()
-    assert gpu.is_clean
-
-
-def test_sites_are_not_forced_on_a_history_of_the_users(gpu: Gpu) -> None:
-    """It has been running, or he starts one afterwards."""
-    gpu.memory._record_memory_history("all", context="all", max_entries=9)
-    assert gpu.backend.keep_sites(is_on=True).kind is HardwareNoteKind.HISTORY_IS_USERS
-    gpu.memory._record_memory_history(None)
-
-    gpu.backend.keep_sites(is_on=True)
-    gpu.memory._record_memory_history("all", context="all", max_entries=7)
-    gpu.backend.start_trace(n_events=100)
-    gpu.make(1)
-    (trace,) = gpu.trace()
-    gpu.backend.close()
-
-    assert trace.notes == (IS_USERS,)
-    assert gpu.allocator.is_history_on
-    for _ in range(20):
-        gpu.make(1)
-    assert len(gpu.memory._snapshot()["device_traces"][0]) == 7
-
-
-def test_blocks_can_be_read_where_only_their_lines_are_kept(gpu: Gpu) -> None:
-    """Also by a torch that fetches all events with them, since there are none."""
     gpu.memory.memory_snapshot = lambda: gpu.allocator.take_snapshot()["segments"]
-    gpu.make(1)
-    gpu.backend.keep_sites(is_on=True)
-    with_sites = gpu.backend.read_segments()
-    gpu.backend.keep_sites(is_on=False)
-    gpu.memory._record_memory_history("all")
+    old = CudaBackend(gpu.torch)
 
-    assert len(with_sites) == 1
-    assert gpu.backend.read_segments() == ()
+    without_history = old.read_segments()
+    gpu.memory._record_memory_history("all")
+    with_history = old.read_segments()
+
+    assert asked == [False]
+    assert (len(without_history), with_history) == (1, ())
+    assert old.take_notes() == (HardwareNote(HardwareNoteKind.BLOCKS_COSTLY, "2.11.0"),)
 
 
 # -- The file ----------------------------------------------------------------------------------
@@ -472,14 +386,12 @@ def test_a_file_that_cant_be_written_is_a_note(gpu: Gpu, tmp_path: Path) -> None
 def test_a_forked_child_leaves_the_history_alone(gpu: Gpu) -> None:
     """There CUDA can't be used, and says that it is not initialised."""
     gpu.backend.start_trace(n_events=100)
-    gpu.backend.keep_sites(is_on=True)
 
     def end_in_child() -> object:
         gpu.torch.cuda.is_initialized = lambda: False
         gpu.torch.cuda._lazy_call = print
         gpu.memory._record_memory_history = _refuse
         traces = gpu.backend.end_trace()
-        gpu.backend.keep_sites(is_on=False)
         gpu.backend.close()
         return [traces, gpu.backend.take_notes()]
 

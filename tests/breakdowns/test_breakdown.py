@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumemwidget.device_parts import build_breakdown
-from gpumemwidget.model.breakdowns import (
-    Breakdown,
-    BreakdownDoubt,
-    BreakdownPart,
-    PartKey,
-)
+from gpumemwidget.device_parts import build_breakdown, divide_unallocated
+from gpumemwidget.model.breakdowns import Breakdown, BreakdownDoubt, BreakdownPart, PartKey
 from gpumemwidget.model.devices import HOST, DeviceState, DeviceUse, ProcessUse, Reading
 from tests.breakdowns.readings import (
     GIB,
@@ -24,24 +20,16 @@ from tests.breakdowns.readings import (
     make_host_state,
     make_owned,
     make_process,
+    make_segment,
     make_state,
+    segments,
     states,
 )
 
 #: The order of the parts, from what is allocated to what is free.
 ORDER: tuple[PartKey, ...] = (
-    "allocated",
-    "pending",
-    "releasable",
-    "fragmented",
-    "pools",
-    "cached",
-    "outside",
-    "children",
-    "others",
-    "unlisted",
-    "driver",
-    "free",
+    *("allocated", "pending", "releasable", "fragmented", "pools", "cached", "outside"),
+    *("children", "others", "unlisted", "driver", "free"),
 )
 
 
@@ -160,43 +148,6 @@ class TestGpu:
         ]
         assert (breakdown.allocated_bytes, breakdown.reserved_bytes) == (None, None)
 
-    def test_a_driver_that_falls_silent_leaves_the_total_that_it_told(self) -> None:
-        """Of a GPU that is not in use it was the driver's, so its own part is within it."""
-        state = make_state(reading=None, segments=(), processes=None, use=None)
-
-        breakdown = build(state)
-
-        assert merge_parts(breakdown) == [
-            (("outside", "children", "others", "unlisted", "driver", "free"), breakdown.total_bytes)
-        ]
-        assert breakdown.doubts == (BreakdownDoubt.NO_DRIVER,)
-
-    def test_without_a_driver_the_total_is_pytorchs(self) -> None:
-        """All that is not PyTorch's is one part; what the driver keeps is not in that total."""
-        breakdown = build(make_state(use=None, processes=None))
-
-        assert breakdown.total_bytes == 80 * GIB - 480 * MIB
-        assert merge_parts(breakdown) == [
-            (("outside", "children", "others", "unlisted", "free"), 64 * GIB - 480 * MIB)
-        ]
-        assert breakdown.used_bytes is None
-        assert breakdown.doubts == (BreakdownDoubt.NO_DRIVER,)
-
-    def test_counters_that_moved_keep_what_pytorch_has(self) -> None:
-        """PyTorch's figures are of one moment; what the device has free is of another."""
-        state = make_state(
-            use=DeviceUse("cuda:0", GIB, 79 * GIB, 80 * GIB, driver_bytes=0),
-            is_at_one_moment=False,
-        )
-
-        breakdown = build(state)
-
-        assert list_parts(breakdown)[0] == ("allocated", 13 * GIB)
-        assert merge_parts(breakdown) == [
-            (("outside", "children", "others", "unlisted", "driver", "free"), 64 * GIB)
-        ]
-        assert breakdown.doubts == (BreakdownDoubt.FIGURES_DIFFER,)
-
     def test_what_can_not_be_is_one_part(self) -> None:
         """More than there is: then nothing of it is believed."""
         reading = Reading("cuda:0", 90 * GIB, 90 * GIB)
@@ -260,6 +211,30 @@ _STRANGER = make_process(4121, "other", 29 * GIB, None)
             489 * MIB,
             None,
             id="a driver before 510",
+        ),
+        pytest.param(
+            {"reading": None, "segments": (), "processes": None, "use": None},
+            (*_BESIDE, "driver", "free"),
+            80 * GIB - 480 * MIB,
+            BreakdownDoubt.NO_DRIVER,
+            id="a silent driver, whose total of a GPU not in use has its own part within",
+        ),
+        pytest.param(
+            {"use": None, "processes": None},
+            (*_BESIDE, "free"),
+            64 * GIB - 480 * MIB,
+            BreakdownDoubt.NO_DRIVER,
+            id="no driver: PyTorch's total lacks what the driver keeps",
+        ),
+        pytest.param(
+            {
+                "use": DeviceUse("cuda:0", GIB, 79 * GIB, 80 * GIB, driver_bytes=0),
+                "is_at_one_moment": False,
+            },
+            (*_BESIDE, "driver", "free"),
+            64 * GIB,
+            BreakdownDoubt.FIGURES_DIFFER,
+            id="PyTorch's figures of one moment, the driver's of another",
         ),
         pytest.param(
             {"segments": ()},
@@ -411,3 +386,55 @@ class TestAsleep:
 
         assert breakdown.asleep_bytes == 0
         assert BreakdownDoubt.FIGURES_DIFFER in breakdown.doubts
+
+
+# -- What becomes of what is reserved and unallocated ----------------------------------------------
+
+#: Blocks as ``make_segment`` takes them, each segment with its pool and the size of its pages.
+_FREE = ((("i", 20 * MIB),), {})
+_HELD = ((("a", 1), ("i", 8 * MIB), ("a", 1), ("i", 3 * MIB)), {})
+_IN_POOL = ((("a", MIB), ("i", MIB)), {"pool_id": (1, 0)})
+_IN_GROWING_POOL = ((("i", 5 * MIB),), {"pool_id": (0, 1), "page_bytes": 20 * MIB})
+_GROWN = (("a", 5 * MIB), ("i", 40 * MIB), ("a", 5 * MIB), ("i", 10 * MIB))
+_OVER_A_PAGE = (("a", 20 * MIB), ("i", 12 * MIB), ("p", 8 * MIB), ("a", MIB))
+
+
+@pytest.mark.parametrize(
+    ("made", "sums_mib"),
+    [
+        # One block in use holds back all of a segment that does not grow.
+        ([_FREE, _HELD], [0, 20, 11, 0, 20]),
+        # ``empty_cache`` waits for what is pending, which holds nothing back.
+        ([((("p", MIB), ("i", 19 * MIB)), {})], [1, 19, 0, 0, 19]),
+        # Whatever is unallocated in a pool is apart, in whichever state its segment is.
+        ([_IN_POOL, _IN_GROWING_POOL], [0, 0, 0, 6, 0]),
+        # Of a segment that grows whole pages are given back, counted from its start.
+        ([(_GROWN, {"page_bytes": 20 * MIB})], [0, 20, 30, 0, 40]),
+        ([(_GROWN, {"page_bytes": 2 * MIB})], [0, 48, 2, 0, 40]),
+        # What is pending between free blocks joins them; its own bytes stay its own.
+        ([(_OVER_A_PAGE, {"page_bytes": 20 * MIB})], [8, 12, 0, 0, 12]),
+    ],
+)
+def test_what_is_unallocated_is_divided_by_what_becomes_of_it(
+    made: list[tuple[tuple[tuple[str, int], ...], dict[str, Any]]], sums_mib: list[int]
+) -> None:
+    """What waits, what ``empty_cache`` gives back and what it can't, and what pools keep."""
+    found = divide_unallocated(make_segment(*blocks, **options) for blocks, options in made)
+
+    sums = [found.pending_bytes, found.releasable_bytes, found.fragmented_bytes, found.pools_bytes]
+    assert [*sums, found.largest_free_block_bytes] == [n_mib * MIB for n_mib in sums_mib]
+
+
+@given(segments())
+def test_each_byte_is_in_one_sum(found: tuple[()]) -> None:
+    """Whatever the segments are."""
+    sums = divide_unallocated(found)
+
+    assert min(sums.releasable_bytes, sums.fragmented_bytes) >= 0
+    assert sums.reserved_bytes == (
+        sums.allocated_bytes
+        + sums.pending_bytes
+        + sums.releasable_bytes
+        + sums.fragmented_bytes
+        + sums.pools_bytes
+    )

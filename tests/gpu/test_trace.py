@@ -14,7 +14,7 @@ import torch
 
 from gpumemwidget.allocator.replay import replay
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.model.devices import HOST, HardwareNoteKind, Reading
+from gpumemwidget.model.devices import HOST, Reading
 from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, NoteKind, Origin
 from gpumemwidget.tracing.device_trace import describe_device
 from gpumemwidget.tracing.sources import Source, Sources
@@ -293,55 +293,22 @@ def test_a_history_that_keeps_no_lines_says_so(
 
 
 def test_what_the_user_sets_within_the_cell_is_his(hardware: Hardware) -> None:
-    """He starts one of his own, or stops ours: the trace ends there, and his choice stays."""
+    """He starts one of his own, or stops ours: his choice stays, and the trace says so."""
     with Traced(hardware) as traced:
         one = make(MIB)
         memory._record_memory_history("all", stacks="python", max_entries=100)
         two = make(2 * MIB)
-    assert traced.trace.ends_early
-    assert MIB in traced.trace.events.sizes
-    assert 2 * MIB not in traced.trace.events.sizes
+    assert not traced.trace.is_whole
+    assert 2 * MIB in traced.trace.events.sizes
     assert traced.trace.notes[0].kind is NoteKind.HISTORY_WAS_SET
     assert torch._C._cuda_isHistoryEnabled()
     memory._record_memory_history(None)
 
     with Traced(hardware) as traced:
         memory._record_memory_history(None)
-    assert traced.trace.ends_early
+    assert not traced.trace.is_whole
     assert not torch._C._cuda_isHistoryEnabled()
     del one, two
-
-
-# -- Lines of live blocks ----------------------------------------------------------------------
-
-
-def find_line(hardware: Hardware, tensor: torch.Tensor) -> str | None:
-    blocks = [block for each in hardware.read_segments() for block in each.blocks]
-    (block,) = [each for each in blocks if each.address == tensor.data_ptr()]
-    return next((frame.function for frame in block.frames if frame.filename == __file__), None)
-
-
-def test_sites_are_kept_between_traces_and_after_one(hardware: Hardware) -> None:
-    """A block's line is known while they are on, with traces in between; then no longer."""
-    before = make(MIB)
-    said = [hardware.keep_sites(is_on=True), hardware.keep_sites(is_on=True)]
-    one = make(2 * MIB)
-    assert len(memory._snapshot()["device_traces"][0]) <= 1
-    with Traced(hardware) as traced:
-        two = make(3 * MIB)
-    three = make(4 * MIB)
-    lines = [find_line(hardware, each) for each in (before, one, two, three)]
-    said.append(hardware.keep_sites(is_on=False))
-    four = make(5 * MIB)
-
-    traced.check()
-    assert lines == [None, "make", "make", "make"]
-    assert find_line(hardware, four) is None
-    assert [note.kind for note in said] == [
-        *[HardwareNoteKind.SITES_KEPT] * 2,
-        HardwareNoteKind.SITES_NOT_KEPT,
-    ]
-    assert not torch._C._cuda_isHistoryEnabled()
 
 
 def _work_and_look() -> list[list[tuple[str, int, bool]]]:
@@ -380,27 +347,8 @@ def test_a_cell_that_records_a_history_finds_its_own(hardware: Hardware) -> None
 
     assert found == expected
     assert len(expected[1]) > 200
-    assert traced.trace.ends_early
+    assert not traced.trace.is_whole
     assert not torch._C._cuda_isHistoryEnabled()
-
-
-def test_sites_end_when_the_user_takes_the_history(hardware: Hardware) -> None:
-    """What he has set is not set again, not by a trace and not by unloading."""
-    hardware.keep_sites(is_on=True)
-    memory._record_memory_history("all", stacks="python", max_entries=77)
-
-    with Traced(hardware) as traced:
-        kept = make(MIB)
-    hardware.close()
-
-    (note,) = traced.trace.notes
-    assert note.kind is NoteKind.HISTORY_IS_USERS
-    assert torch._C._cuda_isHistoryEnabled()
-    for _ in range(50):
-        make(1000)
-    assert len(memory._snapshot()["device_traces"][0]) == 77
-    memory._record_memory_history(None)
-    del kept
 
 
 def test_a_second_start_drops_the_first(hardware: Hardware) -> None:
@@ -448,29 +396,6 @@ hardware.close()
     assert out.splitlines()[-1] == "['segment_alloc', 'alloc'] ()"
 
 
-def test_sites_wait_for_cuda() -> None:
-    """They are kept from the first block on, and nothing waits after ``close``."""
-    run_python(
-        _SCRIPT
-        + """
-from tests.gpu.test_trace import find_line
-from torch import cuda
-n_calls = len(cuda._queued_calls)
-hardware = detect_hardware()
-hardware.keep_sites(is_on=True)
-assert not cuda.is_initialized()
-hardware.close()
-assert len(cuda._queued_calls) == n_calls
-hardware = detect_hardware()
-hardware.keep_sites(is_on=True)
-x = make(1 << 20)
-assert find_line(hardware, x) == "make"
-hardware.close()
-assert not torch._C._cuda_isHistoryEnabled()
-"""
-    )
-
-
 def test_torch_imported_within_the_cell_is_traced() -> None:
     """The trace began before there was torch."""
     run_python(
@@ -497,12 +422,12 @@ import torch
 from gpumemwidget.backends.hardware import detect_hardware
 x = torch.ones(1000, device="cuda")
 hardware = detect_hardware()
-print(hardware.start_trace(), hardware.end_trace(), hardware.keep_sites(is_on=True))
+print(hardware.start_trace(), hardware.end_trace())
 """
     )
 
-    assert out.count("NO_HISTORY") == 2
-    assert out.count("text='cudaMallocAsync'") == 2
+    assert out.count("NO_HISTORY") == 1
+    assert out.count("text='cudaMallocAsync'") == 1
 
 
 @needs_two

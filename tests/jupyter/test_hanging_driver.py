@@ -21,9 +21,9 @@ mutex = ctypes.create_string_buffer(64)  # zeros are an unlocked mutex
 n_hanging = 0
 
 class HangingDriver(SimulatedDriver):
-    def list_infos(self):
+    def list_infos(self, uuids=None):
         self.hang()
-        return super().list_infos()
+        return super().list_infos(uuids)
 
     def read_use(self, device):
         self.hang()

@@ -25,8 +25,8 @@ from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.why import report_explanation
 
 MEMTRACE_TAKES = (
-    "%memtrace takes on, off, sites on, sites off, or --load FILE with --lines; other "
-    "options go above a cell, with %%memtrace"
+    "%memtrace takes on, off, or --load FILE with --lines; other options go above a cell, with "
+    "%%memtrace"
 )
 MEMWHY_TAKES = (
     "give either a variable or a part of one, such as model.layers[0].weight, or --unnamed for "

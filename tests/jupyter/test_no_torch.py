@@ -15,8 +15,7 @@ _MAGICS = (
     *("memrelease --cublas", "memrestore"),
     *("memlimit", "memlimit 0.5", "memlimit 12GiB", "memlimit off", "memreset", "memdash"),
     *("membudget", "membudget 1TiB", "membudget 10MiB --device host", "membudget off"),
-    *("memtrace", "memtrace on", "memtrace off", "memtrace sites on"),
-    *("memtrace sites off",),
+    *("memtrace", "memtrace on", "memtrace off"),
 )
 _FUNCTIONS = (
     *("monitor", "stat", "breakdown", "owners", "variables", "limit", "budget", "dashboard"),

@@ -300,7 +300,7 @@ def test_a_snapshot_that_could_not_be_written_is_told(
     def fail(*_: object) -> None:
         raise FileError("the disk is full")
 
-    monkeypatch.setattr("gpumemwidget.backends.cuda.history.write_snapshot", fail)
+    monkeypatch.setattr("gpumemwidget.backends.cuda.backend.write_snapshot", fail)
 
     gpu_cells.run(f"%%memtrace --force --snapshot '{path}'\nheld = gpu.allocate(1)\n")
 
@@ -341,19 +341,6 @@ def test_bad_options_are_refused_before_the_cell(
     assert message in gpu_cells.text
     assert len(gpu_cells.text.strip().splitlines()) == 1
     assert "ran" not in gpu_cells.shell.user_ns
-
-
-def test_sites_are_kept_on_request(gpu_cells: Cells, gpu: Machine) -> None:
-    """And no longer, when told so."""
-    gpu_cells.run("%memtrace sites on")
-    assert gpu_cells.text.strip() == "memtrace sites: the line of each block is kept"
-    assert gpu.allocator.is_history_on
-    gpu_cells.run("%%memtrace\nx = gpu.allocate(512)")
-    assert gpu.allocator.is_history_on
-
-    gpu_cells.run("%memtrace sites off")
-    assert gpu_cells.text.strip() == "memtrace sites: the line of each block is not kept"
-    assert not gpu.allocator.is_history_on
 
 
 def test_a_block_within_a_cell_leaves_the_cell_its_peaks(gpu_cells: Cells) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumemwidget.backends.cuda.snapshot import parse_segments
+from gpumemwidget.backends.snapshot import parse_segments
 from gpumemwidget.model.devices import Block, Frame, Reading, Segment
 from gpumemwidget.model.ownership import Owned
 from gpumemwidget.ownership import blocks as blocks_module

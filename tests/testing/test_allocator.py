@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpumemwidget.allocator.replay import replay
 from gpumemwidget.backends.cuda.backend import CudaBackend
-from gpumemwidget.backends.cuda.snapshot import parse_segments
+from gpumemwidget.backends.snapshot import parse_segments
 from gpumemwidget.device_parts import divide_unallocated
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.traces import ACTIONS

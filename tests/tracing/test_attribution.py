@@ -35,10 +35,7 @@ def in_step(
 
 
 def trace(
-    stacks: Sequence[tuple[Frame, ...]],
-    text: str,
-    *,
-    marks: Sequence[CallMark] = (),
+    stacks: Sequence[tuple[Frame, ...]], text: str, *, marks: Sequence[CallMark] = ()
 ) -> DeviceTrace:
     """The record of one allocation of 1 MiB for each stack; all of them stay."""
     device = Device()

@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gpumemwidget.backends.cuda.snapshot import StackTable
 from gpumemwidget.backends.protocol import MemoryBackend, Relation
+from gpumemwidget.backends.snapshot import StackTable
 from gpumemwidget.errors import BackendError, BadInputError
 from gpumemwidget.model.devices import (
     HOST,
@@ -166,10 +166,6 @@ class ReplayBackend(MemoryBackend):
         """
         raise BackendError(f"{device} is played from a recording, whose limits stay as they are")
 
-    def keep_sites(self, *, is_on: bool) -> HardwareNote | None:  # noqa: ARG002 - the protocol's
-        """Do nothing: a recording keeps the lines that it has."""
-        return HardwareNote(HardwareNoteKind.SITES_NOT_KEPT) if self._has_gpu else None
-
     def close(self) -> None:
         """End the running trace."""
         self._trace_start = None
@@ -251,7 +247,10 @@ class ReplayMonitor:
         self._player = player
         self.is_closed = False
 
-    def list_infos(self) -> tuple[DeviceInfo, ...]:
+    def list_infos(
+        self,
+        uuids: Mapping[str, str] | None = None,  # noqa: ARG002 - the devices have PyTorch's names
+    ) -> tuple[DeviceInfo, ...]:
         """Return what the driver listed."""
         return () if self.is_closed else self._player.recording.visible
 
@@ -290,9 +289,6 @@ class ReplayMonitor:
     def are_pids_certain(self, pids: Collection[int]) -> bool:  # noqa: ARG002 - the protocol's
         """Return that the pids are believed; where they were not, none are recorded."""
         return True
-
-    def match(self, uuids: Mapping[str, str]) -> None:
-        """Do nothing: the devices have PyTorch's names."""
 
     def take_notes(self) -> tuple[HardwareNote, ...]:
         """Return nothing: failures are recorded with the device's use."""

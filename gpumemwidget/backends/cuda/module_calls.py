@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from types import CodeType, FrameType, ModuleType
 from typing import Any, Literal
 
-from gpumemwidget.backends.cuda.torch_hooks import TorchImportHook
-from gpumemwidget.backends.tool_numbers import find_monitoring, take_tool_number
+from gpumemwidget.backends.hooks import TorchImportHook, find_monitoring, take_tool_number
 from gpumemwidget.errors import Notes, describe_exception, is_from_signal_handler
 from gpumemwidget.model.devices import Frame
 from gpumemwidget.model.traces import CallMark, NoteKind, TraceNote

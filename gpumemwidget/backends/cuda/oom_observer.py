@@ -13,10 +13,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
-from gpumemwidget.backends.cuda.torch_hooks import CudaStartHook, TorchImportHook
+from gpumemwidget.backends.hooks import CudaStartHook, TorchImportHook
 from gpumemwidget.errors import is_from_signal_handler
 from gpumemwidget.model.devices import Frame
 
@@ -52,7 +52,10 @@ class OomMoment:
             while frame is not None:
                 outermost = frame.f_code
                 frame = frame.f_back
-            return found if _is_pythons_own(outermost) else (*found, *_find_backward())
+            # A thread of Python's begins there, and one of autograd's in C++.
+            bootstrap = threading.Thread._bootstrap.__code__  # type: ignore[attr-defined]  # noqa: SLF001 - has no public name
+            is_main = threading.get_ident() == threading.main_thread().ident
+            return found if is_main or outermost is bootstrap else (*found, *_find_backward())
         finally:
             # A frame that is kept keeps all that its callers have.
             del frame
@@ -68,9 +71,7 @@ class OomObserver:
     """
 
     def __init__(
-        self,
-        handler: Callable[[OomMoment], None],
-        on_failure: Callable[[str, Exception], None],
+        self, handler: Callable[[OomMoment], None], on_failure: Callable[[str, Exception], None]
     ) -> None:
         self._handler = handler
         self._on_failure = on_failure
@@ -134,12 +135,6 @@ def _observe(device: int, requested_bytes: int, allowed_bytes: int, free_bytes: 
     """Call all open observers; called by PyTorch for the life of the process."""
     for observer in tuple(_observers):
         observer.call(OomMoment(f"cuda:{device}", requested_bytes, allowed_bytes, free_bytes))
-
-
-def _is_pythons_own(outermost: CodeType | None) -> bool:
-    """Return whether the calling thread began in Python, and not in autograd's C++."""
-    is_main = threading.get_ident() == threading.main_thread().ident
-    return is_main or outermost is threading.Thread._bootstrap.__code__  # type: ignore[attr-defined]  # noqa: SLF001 - where every thread of Python's begins
 
 
 def _find_backward() -> tuple[Frame, ...]:

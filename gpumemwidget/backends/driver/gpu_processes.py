@@ -1,8 +1,7 @@
-"""Find the processes below this one, the relation of any process to it, and to Jupyter's kernels.
+"""Find the processes below this one and their kernels, and say whose the driver's pids are.
 
 Workers of a ``DataLoader`` and ranks that a cell has launched take memory of their own. They are
-read with psutil. A process that was once below this one counts as its child until it ends, also
-after its parent has ended and another process has adopted it.
+read with psutil.
 
 A process is named by its program and its script. Arguments may hold passwords, and reports are
 saved with notebooks: they are left out.
@@ -12,26 +11,18 @@ from __future__ import annotations
 
 import os
 import re
-import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TypeVar
 
 import psutil  # type: ignore[import-untyped]  # no types are published with it
 
-from gpumemwidget.backends.protocol import Relation
-from gpumemwidget.model.devices import ChildProcess
+from gpumemwidget.backends.protocol import ProcessesByBytes, ProcessSource, Relation
+from gpumemwidget.model.devices import HOST, ChildProcess, DeviceState, ProcessUse, Reading
 
 _T = TypeVar("_T")
-
-#: The link target of the outermost pid namespace on every Linux (PROC_PID_INIT_INO in the kernel's
-#: include/linux/proc_ns.h). In any other namespace the driver may count processes differently.
-_OUTERMOST_PID_NAMESPACE = "pid:[4026531836]"
-#: The file with a kernel's ports, which a Jupyter server passes to it; by the same id the
-#: server and the front ends know the kernel:
-#: https://jupyter-client.readthedocs.io/en/stable/kernels.html#connection-files.
-_CONNECTION_FILE = re.compile(r"kernel-([^/\\]+)\.json$")
 
 
 class ProcessTree:
@@ -39,12 +30,6 @@ class ProcessTree:
 
     def __init__(self, *, get_own_pid: Callable[[], int] = os.getpid) -> None:
         self._get_own_pid = get_own_pid
-        self._forget_all()
-
-    def _forget_all(self) -> None:
-        self._lock = threading.Lock()
-        self._pid = self._get_own_pid()
-        self._children: dict[int, psutil.Process] = {}
         #: True in the outermost pid namespace; ``None`` until it is read, once for the process.
         self._is_outermost: bool | None = None
 
@@ -57,58 +42,38 @@ class ProcessTree:
         """Return whether pids mean the same processes here and to the driver."""
         if not psutil.LINUX:
             return True
-        with self._lock_of_this_process():
-            if self._is_outermost is None:
-                link = Path(psutil.PROCFS_PATH, "self/ns/pid")
-                self._is_outermost = str(_read(link.readlink, None)) == _OUTERMOST_PID_NAMESPACE
-            if self._is_outermost:
-                return True
-            using_cuda = [pid for pid in pids if pid != self._pid and has_cuda_context(pid)]
-            if using_cuda:
-                self._update()
-            return any(pid in self._children for pid in using_cuda)
+        if self._is_outermost is None:
+            # The outermost pid namespace has this number on every Linux (PROC_PID_INIT_INO in
+            # include/linux/proc_ns.h). In others the driver may count processes differently.
+            link = Path(psutil.PROCFS_PATH, "self/ns/pid")
+            self._is_outermost = str(_read(link.readlink, None)) == "pid:[4026531836]"
+        if self._is_outermost:
+            return True
+        using_cuda = [pid for pid in pids if pid != self.own_pid and has_cuda_context(pid)]
+        return bool(using_cuda) and not self._find_children().keys().isdisjoint(using_cuda)
 
     def list_children(self) -> tuple[ChildProcess, ...]:
         """Return the running processes below this one."""
-        with self._lock_of_this_process():
-            self._update()
-            found = filter(None, map(_read_child, self._children.values()))
-            return tuple(sorted(found, key=lambda child: child.pid))
+        found = filter(None, map(_read_child, self._find_children().values()))
+        return tuple(sorted(found, key=lambda child: child.pid))
 
     def describe(self, pids: Collection[int]) -> Mapping[int, tuple[Relation, str | None]]:
         """Return the relation and the name of each pid; see ``ProcessSource``."""
-        with self._lock_of_this_process():
-            self._update()
-            return {pid: self._describe(pid) for pid in pids}
+        children = self._find_children()
+        found: dict[int, tuple[Relation, str | None]] = {}
+        for pid in pids:
+            process = children.get(pid) or _find_process(pid)
+            relation: Relation = "child" if pid in children else "other"
+            name = None if process is None else _name(process)
+            found[pid] = ("own" if pid == self.own_pid else relation), name
+        return found
 
-    def _describe(self, pid: int) -> tuple[Relation, str | None]:
-        if pid in self._children:
-            return "child", _name(self._children[pid])
-        process = _find_process(pid)
-        return ("own" if pid == self._pid else "other"), None if process is None else _name(process)
-
-    def _lock_of_this_process(self) -> threading.Lock:
-        """Return the lock; a forked child starts anew, as its copy of the lock may be held."""
-        if self._get_own_pid() != self._pid:
-            self._forget_all()
-        return self._lock
-
-    def _update(self) -> None:
-        """Find new children, and remove ended ones."""
-        for pid, process in list(self._children.items()):
-            if not process.is_running():  # also if another process has this pid by now
-                del self._children[pid]
-        own = _find_process(self._pid)
+    def _find_children(self) -> dict[int, psutil.Process]:
+        own = _find_process(self.own_pid)
         if own is None:
-            return
-        adopted = [child for child in self._children.values() if self._is_adopted(child)]
-        for root in (own, *adopted):
-            for process in _read(partial(root.children, recursive=True), []):
-                if process.pid != self._pid:
-                    self._children.setdefault(process.pid, process)
-
-    def _is_adopted(self, child: psutil.Process) -> bool:
-        return _read(child.ppid, 0) not in (self._pid, *self._children)
+            return {}
+        children: list[psutil.Process] = _read(partial(own.children, recursive=True), [])
+        return {child.pid: child for child in children}
 
 
 def _read(ask: Callable[[], _T], unknown: _T) -> _T:
@@ -149,6 +114,94 @@ def has_cuda_context(pid: int) -> bool:
     return any(str(_read(link.readlink, None)) in files for link in links)
 
 
+# -- Whose the pids are ----------------------------------------------------------------------------
+
+
+def add_processes(
+    states: Sequence[DeviceState],
+    listed: Mapping[str, ProcessesByBytes | None],
+    source: ProcessSource,
+) -> tuple[DeviceState, ...]:
+    """Return the states with the processes that the driver lists on each device."""
+    readings = {state.info.device: state.reading for state in states}
+    known = _describe_listed(listed, readings, source)
+    return tuple(
+        replace(state, processes=_sort_processes(listed[state.info.device], known))
+        for state in states
+    )
+
+
+def join_children(
+    children: Sequence[ChildProcess],
+    listed: Mapping[str, ProcessesByBytes | None],
+    readings: Mapping[str, Reading | None],
+    source: ProcessSource,
+) -> tuple[ChildProcess, ...]:
+    """Return the children with what the driver lists of each, by device."""
+    known = _describe_listed(listed, readings, source) or {}
+    found: dict[int, list[tuple[str, int | None]]] = {child.pid: [] for child in children}
+    for device, processes in listed.items():
+        for pid, n_bytes in processes or ():
+            if pid in found and pid in known and known[pid][0] == "child":
+                found[pid].append((device, n_bytes))
+    return tuple(replace(child, devices=tuple(found[child.pid])) for child in children)
+
+
+def _describe_listed(
+    listed: Mapping[str, ProcessesByBytes | None],
+    readings: Mapping[str, Reading | None],
+    source: ProcessSource,
+) -> Mapping[int, tuple[Relation, str | None]] | None:
+    """Return the relation and the name of each listed process.
+
+    Where the driver may count processes differently, as within a container, its pids are believed
+    if a child shows that it does not, or this process is listed with as much as PyTorch has
+    reserved.
+
+    Returns:
+        ``None`` where the driver's pids may mean other processes here.
+    """
+    pids = {pid for processes in listed.values() for pid, _ in processes or ()}
+    if not source.are_pids_certain(pids):
+        own = [
+            (device, n_bytes)
+            for device, processes in listed.items()
+            for pid, n_bytes in processes or ()
+            if pid == source.own_pid
+        ]
+        silent = [device for device, processes in listed.items() if processes is None]
+        known = [reading for device, reading in readings.items() if device not in silent]
+        if not has_reserved(own, filter(None, known)):
+            return None
+    return source.describe(pids)
+
+
+def has_reserved(own: Iterable[tuple[str, int | None]], readings: Iterable[Reading]) -> bool:
+    """Return whether what is listed for a process may be this one's: PyTorch has some of it.
+
+    That is, as much as PyTorch has reserved, on each GPU where it has any.
+    """
+    listed = dict(own)
+    enough = [
+        (listed.get(reading.device) or 0) >= reading.reserved_bytes
+        for reading in readings
+        if reading.device != HOST and reading.reserved_bytes
+    ]
+    return bool(enough) and all(enough)
+
+
+def _sort_processes(
+    listed: ProcessesByBytes | None, known: Mapping[int, tuple[Relation, str | None]] | None
+) -> tuple[ProcessUse, ...] | None:
+    """Return this process first, then its children, then the others; each biggest first."""
+    if listed is None or known is None:
+        return None
+    uses = [ProcessUse(pid, known[pid][1], known[pid][0], n_bytes) for pid, n_bytes in listed]
+    order = ("own", "child", "other")
+    uses.sort(key=lambda use: (order.index(use.relation), -(use.n_bytes or 0), use.pid))
+    return tuple(uses)
+
+
 # -- Jupyter's kernels ----------------------------------------------------------------------------
 
 
@@ -174,13 +227,14 @@ def parse_kernel_id(command: Sequence[str]) -> str | None:
         >>> parse_kernel_id(["python", "-m", "ipykernel_launcher", "-f", "/run/kernel-6f0e.json"])
         '6f0e'
     """
-    found = filter(None, map(_CONNECTION_FILE.search, command))
-    return next((match[1] for match in found), None)
+    # The file with a kernel's ports, which a Jupyter server passes to it; by the same id the
+    # server and the front ends know the kernel:
+    # https://jupyter-client.readthedocs.io/en/stable/kernels.html#connection-files.
+    found = [re.search(r"kernel-([^/\\]+)\.json$", word) for word in command]
+    return next((match[1] for match in found if match is not None), None)
 
 
 # -- Names ----------------------------------------------------------------------------------------
-
-_PYTHON = re.compile(r"(python|pypy)[0-9.]*(\.exe)?", re.IGNORECASE)
 
 
 def name_process(command: Sequence[str], thread_name: str = "") -> str | None:
@@ -200,7 +254,7 @@ def name_process(command: Sequence[str], thread_name: str = "") -> str | None:
         words = [thread_name]
     else:
         program = _strip_folders(words[0])
-        is_python = _PYTHON.fullmatch(program) is not None
+        is_python = re.fullmatch(r"(python|pypy)[0-9.]*(\.exe)?", program, re.IGNORECASE)
         words = ["python", *_find_started(words[1:])] if is_python else [program]
     text = "".join(character if character.isprintable() else " " for character in " ".join(words))
     name = " ".join(text.split())

@@ -44,10 +44,6 @@ _Question: TypeAlias = tuple[Callable[[], Any], _Answers]
 #: takes a second or more for each GPU that no other program uses.
 _LIMIT_S = 2.0
 _FIRST_LIMIT_S = 10.0
-#: Seconds to wait for an answer that a cell's start and end ask for.
-_HURRY_S = 0.2
-#: Seconds without a question after which the thread that asks ends: it starts in some 60 µs.
-_IDLE_S = 0.5
 
 
 @dataclass(slots=True, eq=False)
@@ -110,9 +106,13 @@ class NvmlMonitor:
         #: Where the library writes the processes of a GPU, made once.
         self._running = (_RunningProcess * 64)()
 
-    def list_infos(self) -> tuple[DeviceInfo, ...]:
+    def list_infos(self, uuids: Mapping[str, str] | None = None) -> tuple[DeviceInfo, ...]:
         """Return the GPUs that CUDA shows to this process, under PyTorch's names."""
         with self._lock:
+            if uuids is not None:
+                cuda = ((name, uuid) for name, uuid in uuids.items() if name.startswith("cuda:"))
+                self._uuids.update((name, _strip_uuid(uuid)) for name, uuid in cuda)
+                self._mapped_for = None
             return tuple(
                 DeviceInfo(device=device, name=gpu.name, total_bytes=gpu.total_bytes, uuid=gpu.uuid)
                 for device, gpu in self._map().items()
@@ -166,16 +166,6 @@ class NvmlMonitor:
             gpu = self._map().get(device)
             listed = gpu and self._ask(gpu, device, "processes", self._list_running)
         return dict(listed or ()).get(pid)
-
-    def match(self, uuids: Mapping[str, str]) -> None:
-        """Correct the numbering by what CUDA itself says of the devices that are in use."""
-        with self._lock:
-            self._uuids.update(
-                (device, _strip_uuid(uuid))
-                for device, uuid in uuids.items()
-                if device.startswith("cuda:")
-            )
-            self._mapped_for = None
 
     def take_notes(self) -> tuple[HardwareNote, ...]:
         """Return notes on what failed since the last call, each failure once in a session."""
@@ -402,19 +392,13 @@ class TimeLimitedMonitor:
         #: The thread whose question took too long.
         self._late: threading.Thread | None = None
         self._limit_s = _FIRST_LIMIT_S
-        #: The devices that were listed last, and the UUIDs that were matched last.
+        #: The devices that were listed last, and the UUIDs by which they were numbered last.
         self._infos: tuple[DeviceInfo, ...] = ()
         self._uuids: Mapping[str, str] = {}
 
     def list_infos(self, uuids: Mapping[str, str] | None = None) -> tuple[DeviceInfo, ...]:
         """Return all devices that this process can see; those known before, if none answers."""
-
-        def ask() -> tuple[DeviceInfo, ...]:
-            if uuids is not None:
-                self._monitor.match(uuids)
-            return self._monitor.list_infos()
-
-        self._infos = self._ask(ask, self._infos)
+        self._infos = self._ask(lambda: self._monitor.list_infos(uuids), self._infos)
         return self._infos
 
     def read_use(self, device: str) -> DeviceUse | None:
@@ -442,16 +426,14 @@ class TimeLimitedMonitor:
         """
 
         def ask() -> BytesByDevice:
-            if uuids != self._uuids:
-                self._monitor.match(uuids)
-                self._uuids = uuids
-            names = devices
-            if names is None:
-                names = [info.device for info in self._infos or self._monitor.list_infos()]
+            infos = self._infos
+            if not infos or uuids != self._uuids:
+                infos, self._uuids = self._monitor.list_infos(uuids), uuids
+            names = [info.device for info in infos] if devices is None else devices
             listed = ((name, self._monitor.read_process(name, pid)) for name in names)
             return tuple((name, n_bytes) for name, n_bytes in listed if n_bytes is not None)
 
-        return self._ask(ask, None, limit_s=_HURRY_S if hurries else None)
+        return self._ask(ask, None, limit_s=0.2 if hurries else None)
 
     def take_notes(self) -> tuple[HardwareNote, ...]:
         """Return notes on what failed since the last call, each failure once."""
@@ -531,7 +513,8 @@ class _Worker:
     def _run(self) -> None:
         while True:
             try:
-                asked = self._questions.get(timeout=_IDLE_S)
+                # A new thread starts in some 60 µs.
+                asked = self._questions.get(timeout=0.5)
             except queue.Empty:
                 asked = None
             if asked is None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from types import GetSetDescriptorType, ModuleType
 from typing import Any, NamedTuple, Protocol
 
-from gpumemwidget.backends.cuda import torch_hooks as arrival
+from gpumemwidget.backends.hooks import find_torch as find_imported_torch
 from gpumemwidget.backends.host import list_mapped_files
 from gpumemwidget.model.devices import HOST, Block
 from gpumemwidget.model.ownership import MemorySource
@@ -42,7 +42,7 @@ def round_up(n_bytes: int, device: str) -> int:
 
 def find_torch() -> ModuleType | None:
     """Return torch once the user's import of it is through and all that is read here is there."""
-    torch = arrival.find_torch()
+    torch = find_imported_torch()
     if torch is None or not {"Tensor", "UntypedStorage", "nn", "optim"} <= vars(torch).keys():
         return None
     return torch

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NoReturn
 
-from gpumemwidget.backends.patching import Patch
+from gpumemwidget.backends.hooks import Patch
 
 Function = Callable[..., Any]
 

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, Literal, TypeAlias
 
 from gpumemwidget.backends.hardware import keep_hardware
-from gpumemwidget.backends.optimizer_steps import OptimizerStepHook
+from gpumemwidget.backends.hooks import OptimizerStepHook
 from gpumemwidget.errors import BusyError, Notes, describe_exception
 from gpumemwidget.model.cells import Status
 from gpumemwidget.model.devices import HOST, DeviceInfo, Reading, Sample

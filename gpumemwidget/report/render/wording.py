@@ -279,13 +279,6 @@ _HARDWARE_NOTES = {
     HardwareNoteKind.NO_HISTORY: "The CUDA allocator {text} keeps no history: to see lines, start "
     "the kernel with PyTorch's own (backend:native).",
     HardwareNoteKind.HISTORY_REFUSED: "CUDA refuses a memory history: {text}",
-    HardwareNoteKind.HISTORY_IS_USERS: "a memory history was running already: stop it with "
-    "torch.cuda.memory._record_memory_history(None) for one that keeps the line of each block",
-    HardwareNoteKind.SITES_KEPT: "the line of each block is kept",
-    HardwareNoteKind.SITES_NOT_KEPT: "the line of each block is not kept",
-    HardwareNoteKind.SITES_AWAIT_TORCH: "the line of each block is kept from when PyTorch is "
-    "imported",
-    HardwareNoteKind.SITES_NEED_GPU: "there is no memory of a GPU whose lines could be kept",
 }
 
 

@@ -1,26 +1,41 @@
-"""Parse the caching allocator's snapshot: torch's segments, stacks and events become records.
+"""Parse the caching allocator's snapshot, which torch gives or a file has, into records.
 
 A history of a million events is 600 MB of dictionaries, so a few thousand at a time are parsed into
 columns of numbers, and then dropped.
+
+The file is that of PyTorch's memory viewer: a pickle, which may come from anywhere. Nothing that it
+names is looked up, so that it can make plain containers and nothing else. The viewer:
+https://docs.pytorch.org/memory_viz, and ``python torch/cuda/_memory_viz.py``.
 """
 
 from __future__ import annotations
 
 import bisect
+import dataclasses
+import io
 import os
+import pickle
 import re
 from array import array
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
+from gpumemwidget.errors import FileError
 from gpumemwidget.model.devices import Block, Frame, Segment
-from gpumemwidget.model.traces import ACTIONS, AllocatorRules, AllocatorTrace, TraceEvents
+from gpumemwidget.model.traces import (
+    ACTIONS,
+    AllocatorRules,
+    AllocatorTrace,
+    NoteKind,
+    TraceEvents,
+    TraceNote,
+)
+from gpumemwidget.progress import Stage, report_progress
 
 #: PyTorch's sizes of the pages of segments that grow, for small and for large requests.
 SMALL_PAGE_BYTES, LARGE_PAGE_BYTES = 2 << 20, 20 << 20
-#: The allocator's settings in the environment, the newest name first.
-_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 
 def parse_segments(
@@ -45,7 +60,9 @@ def read_allocator_settings(torch: Any) -> str:
     """
     read_settings = getattr(torch._C, "_accelerator_getAllocatorSettings", None)  # noqa: SLF001 - no public call
     settings = "" if read_settings is None else read_settings()
-    environment = next(filter(None, (os.environ.get(name, "") for name in _SETTINGS)), "")
+    # The newest name first.
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+    environment = next(filter(None, (os.environ.get(name, "") for name in names)), "")
     return ",".join(dict.fromkeys(filter(None, (environment, settings))))
 
 
@@ -85,9 +102,6 @@ def _parse_segment(
 
 
 # -- Stacks ----------------------------------------------------------------------------------------
-
-#: Endings of the file names of C++ frames, which a history may have too.
-_FOREIGN_ENDINGS = ("??", ".c", ".cc", ".cpp", ".cu", ".h", ".hpp", ".cuh", ".so")
 
 RawStack = Sequence[Mapping[str, Any]]
 
@@ -148,7 +162,9 @@ class StackTable:
         known = self._parsed.get(id(raw))
         if known is None:
             frame = None
-            if not raw["filename"].endswith(_FOREIGN_ENDINGS):
+            # A history may have frames of C++, too.
+            foreign = ("??", ".c", ".cc", ".cpp", ".cu", ".h", ".hpp", ".cuh", ".so")
+            if not raw["filename"].endswith(foreign):
                 frame = Frame(raw["filename"], raw["line"], raw["name"])
                 frame = self._frames.setdefault(frame, frame)
             known = self._parsed[id(raw)] = (raw, frame)
@@ -157,11 +173,6 @@ class StackTable:
 
 # -- Events ----------------------------------------------------------------------------------------
 
-_CODES = {action: code for code, action in enumerate(ACTIONS)}
-_OOM = _CODES["oom"]
-#: Maximum difference, in microseconds, of torch's times from the clock's: torch makes them out of
-#: the processor's own counter.
-_CLOCKS_DIFFER_US = 50
 _get_time: Callable[[Mapping[str, Any]], int] = itemgetter("time_us")
 
 
@@ -234,6 +245,8 @@ def parse_events(raw: list[dict[str, Any]], table: StackTable | None = None) -> 
         table: numbers the stacks; several devices may share a table.
     """
     table = StackTable() if table is None else table
+    code_of = {action: code for code, action in enumerate(ACTIONS)}
+    oom = code_of["oom"]
     actions = bytearray()
     addresses, sizes, times_us = array("Q"), array("q"), array("q")
     streams, stacks = array("q"), array("i")
@@ -242,14 +255,14 @@ def parse_events(raw: list[dict[str, Any]], table: StackTable | None = None) -> 
         chunk = raw[-8_192:]
         del raw[-8_192:]
         chunk.reverse()
-        codes = [_CODES.get(event["action"], -1) for event in chunk]
+        codes = [code_of.get(event["action"], -1) for event in chunk]
         if -1 in codes:
             chunk = [event for event, code in zip(chunk, codes, strict=True) if code >= 0]
             codes = [code for code in codes if code >= 0]
         found = [event.get("addr", 0) for event in chunk]
-        if _OOM in codes:
+        if oom in codes:
             for place, code in enumerate(codes):
-                if code == _OOM:
+                if code == oom:
                     found[place] = chunk[place].get("device_free", 0)
         actions += bytes(codes)
         addresses.extend(found)
@@ -295,9 +308,101 @@ def _find_mark(
     """Return the index behind the snapshot that marks the start; ``None`` without such a mark."""
     if marked_by_us is None:
         return None
-    first = bisect.bisect_left(raw, start_us - _CLOCKS_DIFFER_US, key=_get_time)
+    # Torch makes its times out of the processor's counter: they differ so much from the clock's.
+    slack_us = 50
+    first = bisect.bisect_left(raw, start_us - slack_us, key=_get_time)
     for place in range(first, len(raw)):
         if raw[place]["action"] == "snapshot":
-            is_ours = _get_time(raw[place]) <= marked_by_us + _CLOCKS_DIFFER_US
+            is_ours = _get_time(raw[place]) <= marked_by_us + slack_us
             return place + 1 if is_ours else None
     return None
+
+
+# -- Files -----------------------------------------------------------------------------------------
+
+
+def load_snapshot(path: Path) -> tuple[AllocatorTrace, ...]:
+    """Return the traces of a file that ``torch.cuda.memory._dump_snapshot`` or a trace wrote.
+
+    The file has the segments at its end alone: the traces have nothing ``before`` and are not
+    whole.
+
+    Args:
+        path: the file, of up to 2 GiB: in memory a snapshot takes some ten times that.
+
+    Returns:
+        A trace of each device that has memory or events, by index.
+
+    Raises:
+        FileError: the file is too large, or has no events.
+        Exception: any other, for a file that can't be read, is cut short or no snapshot, or asks
+            for something to be run.
+    """
+    if path.stat().st_size > 2 << 30:
+        raise FileError(f"{path} holds more than 2 GiB: record fewer events (max_entries)")
+    with io.BufferedReader(_ReportingFile(path), 1 << 20) as file:
+        snapshot = _PlainUnpickler(file).load()
+    device_traces = snapshot["device_traces"]
+    if not any(device_traces):
+        raise FileError(
+            f"{path} holds no events: record a history before it is written "
+            "(torch.cuda.memory._record_memory_history())"
+        )
+    indices = {segment["device"] for segment in snapshot["segments"]}
+    for index, raw in enumerate(device_traces):
+        # Every device has the event of the snapshot itself, in use or not.
+        if any(event["action"] != "snapshot" for event in raw):
+            indices.add(index)
+    end_us = max(raw[-1]["time_us"] for raw in device_traces if raw)
+    traces = parse_traces(snapshot, before=(), start_us=0, end_us=end_us, touched=indices)
+    return tuple(
+        dataclasses.replace(
+            trace,
+            # The trace begins with its own first event.
+            start_us=trace.events.times_us[0] if trace.events.times_us else trace.end_us,
+            is_whole=False,
+            notes=(TraceNote(NoteKind.START_WORKED_OUT),),
+        )
+        for trace in traces
+    )
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """An unpickler that makes plain containers only."""
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        """Refuse to look anything up."""
+        raise pickle.UnpicklingError(f"{module_name}.{global_name} was to be run, and was not")
+
+
+class _ReportingFile(io.FileIO):
+    """A file that reports how much of it was read, part by part: a Ctrl-C is heard in between."""
+
+    def readinto(self, buffer: Any) -> int | None:
+        n_bytes = super().readinto(buffer)
+        report_progress(Stage.READ_BYTES, self.tell(), os.fstat(self.fileno()).st_size)
+        return n_bytes
+
+
+def write_snapshot(snapshot: Mapping[str, Any], path: Path) -> None:
+    """Write the result of ``torch.cuda.memory._snapshot()`` to a file, whole or not at all.
+
+    A file of that name is replaced.
+
+    Raises:
+        FileError: the file can't be written.
+    """
+    # A file in the same folder can take the place of the other at once.
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        try:
+            with part.open("wb") as file:
+                pickle.dump(snapshot, file)
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise FileError(
+            f"the snapshot can't be written to {path}: {error.strerror or error}; choose another "
+            "file"
+        ) from error

@@ -1,16 +1,18 @@
-"""torch joins when the user imports it, and not before."""
+"""Hooks call back as torch is imported and as optimizers step, and change nothing else."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+import torch
 
+from gpumemwidget.backends.hooks import OptimizerStepHook
 from tests.backends.children import run_python
 
 PREAMBLE = """
 import sys
-from gpumemwidget.backends.cuda.torch_hooks import TorchImportHook, find_torch
+from gpumemwidget.backends.hooks import TorchImportHook, find_torch
 seen = []
 arrival = TorchImportHook(lambda torch: seen.append(torch.value))
 arrival.expect()
@@ -99,4 +101,62 @@ assert pkgutil.get_data("torch", "__init__.py") == b"_C = None\\nvalue = 1\\n"
 assert seen == [1]
 """,
         own_torch,
+    )
+
+
+def test_each_step_tells_which_optimizer_made_it() -> None:
+    """Until the hook is closed."""
+    told: list[object] = []
+    hook = OptimizerStepHook(told.append)
+    first, second = (torch.optim.SGD([torch.zeros(1)], 0.1) for _ in range(2))
+
+    hook.open()
+    for optimizer in (first, second, first):
+        optimizer.step()
+    hook.close()
+    first.step()
+
+    assert told == [first, second, first]
+
+
+def test_a_compiled_step_is_traced_as_without_the_hook(tmp_path: Path) -> None:
+    """No frame is compiled for it, and nothing is warned of."""
+    run_python(
+        """
+        import threading
+        import warnings
+        from gpumemwidget.backends.hooks import OptimizerStepHook
+
+        def end_step(optimizer_id):
+            threading.get_ident()
+            told.append(optimizer_id)
+
+        import torch
+        import torch._dynamo
+
+        def train():
+            torch._dynamo.reset()
+            torch._dynamo.utils.counters.clear()
+            layer = torch.nn.Linear(2, 2)
+            optimizer = torch.optim.Adam(layer.parameters())
+            step = torch.compile(optimizer.step, backend="eager")
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                for _ in range(10):
+                    layer(torch.ones(1, 2)).sum().backward()
+                    step()
+            counters = torch._dynamo.utils.counters
+            return counters["frames"]["total"], {str(each.message) for each in caught}
+
+        train()
+        n_frames_without, _ = train()
+        told = []
+        OptimizerStepHook(end_step).open()
+        n_frames, warned = train()
+        # With a hook the code around the step may be compiled as one frame instead of two.
+        assert 0 < n_frames <= n_frames_without, (n_frames, n_frames_without)
+        assert not warned, warned
+        assert not told, told
+        """,
+        tmp_path,
     )
