@@ -9,10 +9,10 @@ from torch import nn
 
 from gpumemwidget.allocator.caching import CachingAllocator
 from gpumemwidget.prediction.dry.dry_run import carry_out
+from gpumemwidget.prediction.forecast import simulate
 from gpumemwidget.prediction.operations import DryRun
 from gpumemwidget.prediction.plans import H200
-from gpumemwidget.prediction.simulation import simulate
-from gpumemwidget.prediction.workspaces.planner import plan_operation
+from gpumemwidget.prediction.workspaces import plan_operation
 
 
 def _count_sums(run: DryRun) -> int:

@@ -19,7 +19,7 @@ from gpumemwidget.prediction.plans import (
     Step,
     WorkspacePlan,
 )
-from gpumemwidget.prediction.workspaces.planner import WorkspacePlanner, plan_operation
+from gpumemwidget.prediction.workspaces import WorkspacePlanner, plan_operation
 from tests.prediction.operators import (
     RecordedOperator,
     operation,

@@ -1,4 +1,9 @@
-"""Plan the operators of a run one after the other, each by its rule or by its row in a table."""
+"""Plan what operators allocate inside: temporaries, workspaces and copies of their inputs.
+
+The operators of a run are planned one after the other, each by its rule or by its row in a table.
+The rules follow the public source of the kernels (``aten/src/ATen/native/cuda``,
+``native/cudnn``) as of PyTorch 2.11 and were checked on an H200.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ from dataclasses import replace
 from math import prod
 from typing import Final, NamedTuple
 
-from gpumemwidget.prediction import recurrent  # noqa: F401 - it has rules
+from gpumemwidget.prediction import kernel_rules, recurrent  # noqa: F401 - they have rules
 from gpumemwidget.prediction.operations import Argument, Operation, TensorMeta
 from gpumemwidget.prediction.plans import (
     RULES,
@@ -20,10 +25,6 @@ from gpumemwidget.prediction.plans import (
     round_up,
     rule,
     transpose,
-)
-from gpumemwidget.prediction.workspaces import (  # noqa: F401 - they have rules
-    convolutions,
-    reductions,
 )
 
 
