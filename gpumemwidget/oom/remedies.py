@@ -20,8 +20,7 @@ from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount, Owned
 from gpumemwidget.ownership.account import describe_memory, may_read_graphs, read_blocks
 from gpumemwidget.ownership.graph.objects import paused_collector
 from gpumemwidget.ownership.holdings import Account, join_marks, take_account
-from gpumemwidget.ownership.moves import join_overlapping
-from gpumemwidget.ownership.partition import ReleasePartition
+from gpumemwidget.ownership.partition import ReleasePartition, join_overlapping
 from gpumemwidget.ownership.shell import LAST_EXCEPTION, Shell
 
 #: Remedies that free less are left out (bytes).

@@ -60,9 +60,6 @@ LIST_BUDGET_S = 1.0
 #: The roots that are no variable of the notebook, displayed value or exception.
 UNNAMED_ROOTS: tuple[RootKind, ...] = ("module", "thread", "nowhere")
 
-#: Modules of torch whose globals keep what compiled code needs.
-_COMPILER = re.compile(r"torch\._(inductor|dynamo|functorch)\b")
-
 
 @forgets_frames
 def take_memory_account(
@@ -359,7 +356,9 @@ class _Describer:
         if self._paths.passes_graph(storage):
             return "saved for backward"
         root = self._paths.find_root(storage)
-        if root is not None and root.kind == "module" and _COMPILER.match(root.word):
+        # Modules of torch whose globals keep what compiled code needs.
+        compilers = r"torch\._(inductor|dynamo|functorch)\b"
+        if root is not None and root.kind == "module" and re.match(compilers, root.word):
             return "compile cache"
         return "tensor"
 

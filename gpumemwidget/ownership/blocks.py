@@ -26,11 +26,6 @@ from gpumemwidget.ownership.graph.objects import is_one_of
 from gpumemwidget.ownership.graph.torch_reader import find_torch
 from gpumemwidget.tracing.sources import format_allocation
 
-_MIB = 1 << 20
-#: A generator that CUDA graphs use keeps its seed and its offset on the GPU, as long as a graph is
-#: there: https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/cuda/CUDAGeneratorImpl.cpp
-_RANDOM_STATE_BYTES = 8
-
 
 class BlockMap:
     """Finds blocks by address, in the snapshot of ``MemoryBackend.read_segments``.
@@ -46,10 +41,7 @@ class BlockMap:
         self._workspace_sizes = functools.cache(read_workspace_sizes)
         #: For each device the blocks in use, with their segments, in the order of addresses.
         self._blocks: dict[str, list[tuple[Segment, Block]]] = {}
-        self._with_pools: set[str] = set()
         for segment in sorted(segments, key=lambda segment: segment.address):
-            if segment.is_private:
-                self._with_pools.add(segment.device)
             in_use = (
                 (segment, block) for block in segment.blocks if block.state == "active_allocated"
             )
@@ -124,8 +116,6 @@ class BlockMap:
             return "CUDA-graph pool", f"{what} {of} on {device}"
         if is_workspace:
             return "cuBLAS workspace", f"cuBLAS workspace of {device}"
-        if asked_bytes == _RANDOM_STATE_BYTES and device in self._with_pools:
-            return "CUDA-graph pool", f"random state of CUDA graphs on {device}"
         return "unknown", f"allocated on {device}, held by no Python object"
 
 
@@ -185,9 +175,9 @@ def read_workspace_sizes(device: str) -> frozenset[int]:
         is_large = properties.gcnArchName.startswith(("gfx94", "gfx95"))
         blas = parse_workspace_config(
             _getenv("CUBLAS_WORKSPACE_CONFIG", "HIPBLAS_WORKSPACE_CONFIG"),
-            (128 if is_large else 32) * _MIB,
+            (128 if is_large else 32) << 20,
         )
-        lt = parse_kib(_getenv("CUBLASLT_WORKSPACE_SIZE", "HIPBLASLT_WORKSPACE_SIZE"), 76 * _MIB)
+        lt = parse_kib(_getenv("CUBLASLT_WORKSPACE_SIZE", "HIPBLASLT_WORKSPACE_SIZE"), 76 << 20)
     else:
         blas, lt = count_cublas_bytes(properties.major), count_cublaslt_bytes()
     return frozenset({blas, lt} - {0})

@@ -20,9 +20,6 @@ from gpumemwidget.ownership.graph.objects import is_a, read_namespace
 from gpumemwidget.ownership.labels import describe_key
 from gpumemwidget.ownership.shell import Shell
 
-#: Maximum number of items that are looked at in one container and in all: about 0.1 s. Numbers and
-#: texts are quickly passed over; containers and arrays among them cost more, and have a limit too.
-_MAX_ITEMS, _MAX_ITEMS_OF_ALL, _MAX_FOUND = 500_000, 2_000_000, 100_000
 _read_name: Any = type.__dict__["__name__"].__get__
 
 #: An array's memory on a GPU, with what it is compared by.
@@ -74,13 +71,16 @@ def _find_arrays(
     shell: Shell, classes: list[object], deadline_s: float
 ) -> tuple[list[tuple[str, object]], bool]:
     """Return objects of these classes by path, the outermost first, and whether that is all."""
+    # Items that are looked at in one container and in all take about 0.1 s. Numbers and texts are
+    # quickly passed over; containers and arrays among them cost more, and have a limit too.
+    max_items, max_items_of_all, max_found = 500_000, 2_000_000, 100_000
     # By identity: to look a class up asks its metaclass for a hash.
     containers = {id(list), id(tuple), id(dict)}
     wanted = containers | {id(cls) for cls in classes}
     queue = [(name, shell.user_ns.get(name), 0) for name in shell.list_user_names()]
     found: list[tuple[str, object]] = []
     seen: set[int] = set()
-    room, is_whole = _MAX_ITEMS_OF_ALL, True
+    room, is_whole = max_items_of_all, True
     for path, value, depth in queue:
         kind = id(type(value))
         if kind not in wanted or id(value) in seen:
@@ -90,14 +90,14 @@ def _find_arrays(
             found.append((path, value))
             continue
         n_items = len(cast("Sized", value))
-        most = min(room, _MAX_ITEMS) if depth < 8 else 0
+        most = min(room, max_items) if depth < 8 else 0
         if time.perf_counter() > deadline_s:
             most = 0
         room -= min(n_items, most)
         is_whole &= n_items <= most
         for key, item in _list_items(value, most):
             if id(type(item)) in wanted:
-                if len(queue) >= _MAX_FOUND:
+                if len(queue) >= max_found:
                     is_whole = False
                     break
                 queue.append((f"{path}[{describe_key(key)}]", item, depth + 1))

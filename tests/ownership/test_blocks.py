@@ -153,19 +153,6 @@ def test_a_private_pool_is_named_by_the_graph_that_has_it() -> None:
     assert named.steps == ("private pool of graph on cuda:0",)
 
 
-def test_the_random_state_of_cuda_graphs_is_known_where_there_is_a_graph() -> None:
-    """Eight bytes each for the seed and the offset, in the common pool; else they are unknown."""
-    common, pool = make_segment(8, 8), make_segment(2 * MIB, address=1 << 41, pool_id=(3, 0))
-    claimed = {("cuda:0", 1 << 41)}
-
-    (state,) = BlockMap([common, pool]).describe_unclaimed(claimed)
-    (unknown,) = describe(common)
-
-    assert state.steps == ("random state of CUDA graphs on cuda:0",)
-    assert (state.kind, state.n_bytes) == ("CUDA-graph pool", 1024)
-    assert (unknown.kind, unknown.n_bytes) == ("unknown", 1024)
-
-
 def test_freed_blocks_that_a_stream_still_uses_are_nobodys() -> None:
     """The allocator does not count them as allocated, so the account does not either."""
     segment = make_segment(2 * MIB, state="active_pending_free")

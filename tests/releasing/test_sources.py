@@ -193,22 +193,6 @@ def test_what_went_with_a_holder_in_cpp_is_not_reported_as_kept(notebook: Notebo
     assert _freed(report) == pytest.approx(4 * MIB, abs=MIB)
 
 
-def test_frozen_constants_are_named_and_stay(notebook: Notebook) -> None:
-    """TorchScript keeps the code of a module that is gone, and the constants in it."""
-    notebook.run(
-        "import torch, warnings; warnings.simplefilter('ignore')\n"
-        "net = torch.nn.Linear(1024, 1024, bias=False).eval()\n"
-        "frozen = torch.jit.freeze(torch.jit.script(net)); del net"
-    )
-
-    held_bytes = notebook.list_rows()["frozen"].held_bytes
-    report = notebook.release("frozen")
-
-    assert held_bytes.on("host") >= 4 * MIB
-    assert report.plan.frees_bytes.total_bytes == 0
-    assert _freed(report) < MIB
-
-
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have every tensor taken for one on a GPU."""
