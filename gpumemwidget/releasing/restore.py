@@ -29,8 +29,7 @@ from gpumemwidget.ownership.graph.torch_reader import round_up
 from gpumemwidget.ownership.holdings import Account, add_up, take_account
 from gpumemwidget.ownership.partition import Move, describe_move, find_moves, list_owned
 from gpumemwidget.ownership.shell import Shell
-from gpumemwidget.releasing.plan import RELEASE_BUDGET_S
-from gpumemwidget.releasing.refusals import check_bound, find_capture, find_user
+from gpumemwidget.releasing.plan import RELEASE_BUDGET_S, check_bound, find_capture, find_user
 from gpumemwidget.releasing.storages import (
     WatchedStorage,
     carry_out,

@@ -11,7 +11,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
-from gpumemwidget.leaks import lines
+from gpumemwidget.leaks import steps
 from tests.leaks.conftest import list_shown
 
 _SETUP = """
@@ -44,7 +44,7 @@ Run = Callable[[str], str]
 def run(loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     """Run a cell; what it displayed and printed, as one line."""
     # In the heap of a process that ran many tests, a count takes long.
-    monkeypatch.setattr(lines, "_GRACE_NS", 60_000_000_000)
+    monkeypatch.setattr(steps, "_GRACE_NS", 60_000_000_000)
 
     def run(cell: str) -> str:
         with capture_output() as captured:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from gpumemwidget.model.devices import Frame
-from gpumemwidget.oom.failed_cell import FailingLine, find_failing_line
+from gpumemwidget.oom.remedies import FailingLine, find_failing_line
 from gpumemwidget.tracing.sources import find_cell_sources
 
 PACKAGES = sysconfig.get_path("purelib")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpumemwidget.oom.failed_cell import list_mentions
+from gpumemwidget.oom.remedies import list_mentions
 
 
 def make(source: str) -> dict[str, Any]:
