@@ -281,11 +281,6 @@ class _Player:
 #: A segment that blocks of 1 to 10 MiB share: a prediction is never surer than that, as the
 #: driver's addresses decide which of two cached blocks of one size serves.
 SLACK_BYTES = LARGE_PAGE_BYTES
-#: Nor is it surer than this share of the reserved peak: of the 39 steps of ``benchmarks fit`` most
-#: are predicted to half a percent.
-_SLACK_SHARE = 0.005
-#: Maximum number of operators that a sentence names.
-_MOST_NAMES = 8
 #: Larger than any device: what a step needs is known, though it does not fit.
 UNLIMITED_BYTES = 1 << 46
 _OwnerKey: TypeAlias = "tuple[PredictedKind, str, Phase | None, SourcePlace | None]"
@@ -361,7 +356,8 @@ def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
         raise _describe_endless(_place(run, beyond, sources))
     allocated = _bound([simulation.allocated_peak_bytes for simulation in found.values()])
     reserved = _bound([simulation.reserved_peak_bytes for simulation in found.values()])
-    slack_bytes = max(SLACK_BYTES, int(_SLACK_SHARE * reserved.expected))
+    # Of the 39 steps of ``benchmarks fit`` most are predicted to half a percent.
+    slack_bytes = max(SLACK_BYTES, int(0.005 * reserved.expected))
     # Larger workspaces may also need a segment more, however the blocks lie.
     reserved = Bytes(
         max(reserved.at_least - slack_bytes, allocated.at_least),
@@ -426,7 +422,7 @@ def _describe_unknown(run: DryRun, plans: Sequence[WorkspacePlan]) -> tuple[str,
     )
     if not names:
         return ()
-    shown = ", ".join(names[:_MOST_NAMES]) + (" …" if len(names) > _MOST_NAMES else "")
+    shown = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
     return (
         "what these operators need inside is not known, from nothing to as much as they take and "
         f"return: {shown}",

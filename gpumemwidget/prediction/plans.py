@@ -84,10 +84,6 @@ class WorkspacePlan:
 
 # -- A plan that a rule writes ---------------------------------------------------------------------
 
-#: How much larger or smaller temporaries are taken to be, at most, with a GPU or a release of
-#: PyTorch that the rules were not checked on: kernels differ in how many blocks share their work.
-_UNMEASURED_FACTOR: Final = 2
-
 
 class PlanBuilder:
     """A plan being written: the steps so far, with their bounds."""
@@ -144,8 +140,8 @@ class PlanBuilder:
         if not self.gpu.is_measured:
             # Another kernel may do without what one was only estimated to take.
             is_estimate = least is not None or most is not None
-            lower = 0 if is_estimate else lower // _UNMEASURED_FACTOR
-            upper *= _UNMEASURED_FACTOR
+            # Kernels differ in how many blocks share their work.
+            lower, upper = 0 if is_estimate else lower // 2, 2 * upper
         return self._add(n_bytes, lower, upper)
 
     def copy(self, tensor: TensorMeta) -> int:

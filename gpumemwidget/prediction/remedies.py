@@ -19,13 +19,6 @@ from gpumemwidget.prediction.forecast import Target, forecast
 from gpumemwidget.prediction.operations import Copies, DryRun
 from gpumemwidget.tracing.sources import Source, Sources
 
-#: Minimum share of the reserved peak that a remedy saves, to be worth a line.
-_WORTH = 0.01
-_EXPANDABLE = (
-    "expandable segments",
-    "%env PYTORCH_ALLOC_CONF=expandable_segments:True  # before torch is imported",
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -106,7 +99,8 @@ def list_remedies(
         changed = forecast(run, place, Sources(Source("", "", "cell", "")))
         n_bytes = changed.reserved.expected
         saved_bytes = record.reserved.expected - n_bytes
-        if saved_bytes > _WORTH * record.reserved.expected:
+        # Less than a hundredth is not worth a line.
+        if saved_bytes > 0.01 * record.reserved.expected:
             peaks = (saved_bytes, n_bytes, changed.allocated.expected)
             found.append(PredictedRemedy(name, command, *peaks, changed.fits))
 
@@ -118,7 +112,8 @@ def list_remedies(
             continue
         judge(change.name, change.command, changed, target)
     if (expandable := target.make_expandable()) is not None:
-        judge(*_EXPANDABLE, run, expandable)
+        command = "%env PYTORCH_ALLOC_CONF=expandable_segments:True  # before torch is imported"
+        judge("expandable segments", command, run, expandable)
     ranked = sorted(found, key=lambda remedy: -remedy.saved_bytes)
     return replace(record, remedies=tuple(ranked), untried=tuple(untried))
 
@@ -231,15 +226,6 @@ def _accumulate(copies: Copies) -> None:
 
 # -- The largest batch -----------------------------------------------------------------------------
 
-#: Maximum number of sizes that are predicted.
-_MAX_TRIES = 14
-#: Maximum factor by which a size is beyond what is known to fit.
-_MAX_GROWTH = 8
-#: The search ends where the next size that does not fit is this close: a share of the size.
-_CLOSE = 0.01
-#: Maximum depth of containers in a batch.
-_MAX_DEPTH = 8
-
 
 def find_shapes(torch: Any, batch: object, dim: int, size: int) -> dict[int, tuple[int, ...]]:
     """Return the shapes of a batch's tensors at another size, by their ``id``.
@@ -274,7 +260,7 @@ def measure(torch: Any, batch: object, dim: int) -> int:
 def _list_tensors(torch: Any, value: object, depth: int) -> Iterator[Any]:
     if isinstance(value, torch.Tensor):
         yield value
-    elif depth < _MAX_DEPTH:
+    elif depth < 8:
         if isinstance(value, Mapping):
             items: Any = value.values()
         elif isinstance(value, (list, tuple)):
@@ -299,11 +285,12 @@ def search(begin: int, room: int, predict: Callable[[int], tuple[int, bool]]) ->
     needs: dict[int, int] = {}
     fits: dict[int, bool] = {}
     size = begin
-    for _ in range(_MAX_TRIES):
+    for _ in range(14):
         needs[size], fits[size] = predict(size)
         low = max((size for size, is_so in fits.items() if is_so), default=0)
         high = min((size for size, is_so in fits.items() if not is_so), default=None)
-        if high is not None and high - low <= max(1, int(_CLOSE * low)):
+        # A hundredth of the size is close enough.
+        if high is not None and high - low <= max(1, low // 100):
             break
         size = _choose_next(needs, fits, room)
     return max((size for size, is_so in fits.items() if is_so), default=0)
@@ -314,7 +301,7 @@ def _choose_next(needs: Mapping[int, int], fits: Mapping[int, bool], room: int) 
     good = sorted(size for size, is_so in fits.items() if is_so)
     bad = sorted(size for size, is_so in fits.items() if not is_so)
     low = good[-1] if good else 0
-    top = bad[0] - 1 if bad else _MAX_GROWTH * max(low, 1)
+    top = bad[0] - 1 if bad else 8 * max(low, 1)
     if len(needs) == 1:
         return min(2 * low, top) if good else max(1, top // 2)
     # A size that does not fit was predicted for an endless device, which gives nothing back.
