@@ -37,6 +37,7 @@ _DEVICE_TEXT = re.compile(
     r"|\b(?:CUDA|HIP)(?: driver)?(?: error:)? out of memory\b"
     r"|\b(?:cuda|hip)ErrorMemoryAllocation\b|\bCUDA_ERROR_OUT_OF_MEMORY\b"
 )
+
 #: PyTorch's names of device types, by the names in its errors.
 _KINDS = {"CUDA": "cuda", "HIP": "cuda", "XPU": "xpu"}
 

@@ -22,11 +22,12 @@ from gpumemwidget.prediction.plans import (
 from gpumemwidget.prediction.workspaces import WorkspacePlanner, plan_operation
 from tests.prediction.operators import (
     RecordedOperator,
+    RecordedRecurrent,
     operation,
     read_operators,
+    read_recurrent,
     tensor,
 )
-from tests.prediction.recurrent import RecordedRecurrent, read_recurrent
 
 MIB = 1 << 20
 

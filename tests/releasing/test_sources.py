@@ -81,15 +81,6 @@ def test_an_array_out_of_sight_is_no_promise(notebook: Notebook) -> None:
     assert _freed(report) < MIB
 
 
-def test_many_arrays_in_a_list_have_its_name(notebook: Notebook) -> None:
-    """Predictions that are kept as arrays are the list's, however many."""
-    notebook.run("import torch\nouts = [torch.ones(16384).numpy() for _ in range(100)]")
-
-    plan = notebook.plan("outs")
-
-    assert plan.frees_bytes == DeviceBytes((("host", 100 * 65536),))
-
-
 def test_lent_memory_goes_with_its_lender(notebook: Notebook) -> None:
     """Whether the array has gone is not known before: at least nothing, and the words say why."""
     notebook.run(f"import torch, numpy as np\na = np.ones({MIB})\nt = torch.from_numpy(a)")
