@@ -24,7 +24,7 @@ from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.graph.objects import is_a, is_one_of, read_attribute
 from gpumemwidget.ownership.graph.walk import Graph
 from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Row, join_marks
-from gpumemwidget.ownership.labels import UNNAMED, find_kind_name, spell_steps
+from gpumemwidget.ownership.labels import UNNAMED, find_kind_name
 
 #: Why the release of memory that is not the allocator's own may not show in the device's count.
 _SOURCE_REASONS = {
@@ -180,22 +180,10 @@ class ReleasePartition:
                 name,
                 device,
                 account.sum_places(places, rounded=False),
-                self._name_immovable(why, places),
+                why,
             )
             for (name, device, why), places in self.stays.items()
         )
-
-    def _name_immovable(self, why: Reason, places: Sequence[int]) -> Reason:
-        """Return why storages can't be moved, with the path of the first that is no parameter's."""
-        if why.kind is not ReasonKind.IMMOVABLE or why.is_of_another:
-            return why
-        graph = self.account.graph
-        (parameters,) = map(set, graph.list_instances(graph.reader.parameter_type))
-        others = [p for p in places if parameters.isdisjoint(graph.tensors_on.get(p, ()))]
-        if not others:
-            return why
-        path = spell_steps(self.account.find_paths().list_steps(others[0]))
-        return replace(why, holders=(path,), n_more=len(others) - 1)
 
     @cached_property
     def _sorted(self) -> tuple[dict[Group, list[Move]], dict[Group, list[int]], list[int]]:

@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
+from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple, TypeVar
 
 from gpumemwidget.backends.hardware import Hardware
@@ -285,21 +286,13 @@ class _Inquiry:
 
     def _find_within(self) -> set[int]:
         """Return the places on the ways from the object to its own storages, both ends too."""
-        referrers: dict[int, list[int]] = {}
-        for place in self._reached:
-            for part in self._graph.edges[place]:
-                if part in self._reached:
-                    referrers.setdefault(part, []).append(place)
-        within = set(self._own)
-        pending = list(within)
-        while pending:
-            place = pending.pop()
+        edges: list[Sequence[int]] = list(self._graph.edges)
+        for place in self._target.places:
             # What refers back to the object is outside.
-            for holder in referrers.get(place, ()) if place not in self._target.places else ():
-                if holder not in within:
-                    within.add(holder)
-                    pending.append(holder)
-        return within
+            edges[place] = ()
+        leading = flag_reaching(edges, self._own)
+        between = {place for place in self._reached if leading[place]}
+        return between | self._own | self._target.places
 
     # -- what leads into it ------------------------------------------------------------------------
 
@@ -459,22 +452,14 @@ class _Inquiry:
             return True
         edges = self._graph.edges
         leading = flag_reaching(edges, self._own)
-        counts = {place: 0 for place in self._reached if leading[place]}
-        for place in counts:
-            for part in edges[place]:
-                if part in counts:
-                    counts[part] += 1
-        # What nothing else of it refers to goes, and so on: a cycle is left over.
-        pending = [place for place, number in counts.items() if not number]
-        while pending:
-            place = pending.pop()
-            del counts[place]
-            for part in edges[place]:
-                if part in counts:
-                    counts[part] -= 1
-                    if not counts[part]:
-                        pending.append(part)
-        return bool(counts)
+        places = {place for place in self._reached if leading[place]}
+        try:
+            TopologicalSorter(
+                {place: places.intersection(edges[place]) for place in places}
+            ).prepare()
+        except CycleError:
+            return True
+        return False
 
 
 def _find_target(shell: Shell, account: Account, text: str) -> _Target | None:

@@ -248,23 +248,6 @@ def test_copies_of_what_is_on_the_host_free_nothing(notebook: Notebook) -> None:
     assert kept.frees_bytes.total_bytes == 0
 
 
-@pytest.mark.usefixtures("movable")
-def test_what_can_not_be_moved_is_named_by_its_path(notebook: Notebook) -> None:
-    """No module registers it, so its ``to`` would not move it: the words say what does."""
-    notebook.run(
-        "import torch\nclass State: pass\n"
-        "model = torch.nn.Sequential(torch.nn.Linear(2, 2)); model[0].qstate = State()\n"
-        "model[0].qstate.CB = torch.ones(1000).to_sparse()"
-    )
-
-    text = " ".join(report_plan(notebook.plan("model", keep=True)).text.split())
-
-    path = "model[0].qstate.CB"
-    assert f"PyTorch can't move {path}" in text
-    assert f"{path} = {path}.cpu()" in text
-    assert ".to()" not in text
-
-
 def test_arrays_of_numbers_hold_nothing(notebook: Notebook) -> None:
     """An array of its own has no row: only tensors do, and arrays over them."""
     notebook.put(array=np.ones(MIB))

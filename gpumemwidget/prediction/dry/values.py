@@ -148,7 +148,7 @@ class KnownValues:
             options["generator"] = self._generator
         with self._without_modes(), torch._C._DisablePythonDispatcher():  # noqa: SLF001
             try:
-                made = operator(*_fill(arguments), **{k: _fill(v) for k, v in options.items()})
+                made = operator(*arguments, **options)
             except Exception:  # noqa: BLE001 - the CPU need not have every kernel of the device
                 return False
             values = list_tensors(made)
@@ -199,7 +199,7 @@ class KnownValues:
             if (found := self._find(value)) is None:
                 raise _UnknownError
             given.append(found)
-            return found
+            return found.tensor
         if isinstance(value, (list, tuple)):
             return [self._translate(item, given) for item in value]
         return value
@@ -231,12 +231,6 @@ def _choose_seeded(operator: Any) -> Any:
 
 def _describe(tensor: Any) -> tuple[Any, ...]:
     return tensor.dtype, tuple(tensor.shape)
-
-
-def _fill(argument: Any) -> Any:
-    if isinstance(argument, _Value):
-        return argument.tensor
-    return [_fill(item) for item in argument] if isinstance(argument, list) else argument
 
 
 # -- Answers ---------------------------------------------------------------------------------------
