@@ -33,7 +33,13 @@ from gpumemwidget.model.ownership import (
     Variable,
 )
 from gpumemwidget.model.releases import ReleaseSum
-from gpumemwidget.ownership.blocks import BlockMap, add_known, find_rounding, name_pools
+from gpumemwidget.ownership.blocks import (
+    BlockMap,
+    add_known,
+    find_rounding,
+    list_library_arrays,
+    name_pools,
+)
 from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.graph.objects import (
     is_a,
@@ -45,7 +51,6 @@ from gpumemwidget.ownership.graph.objects import (
 )
 from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Row, join_marks, take_account
 from gpumemwidget.ownership.labels import PathStep, StepKind, find_kind_name
-from gpumemwidget.ownership.library_arrays import list_library_arrays
 from gpumemwidget.ownership.partition import ReleasePartition
 from gpumemwidget.ownership.paths import Paths, find_fix
 from gpumemwidget.ownership.shell import Shell

@@ -201,13 +201,13 @@ class Session:
 
     def plan_restore(self, names: Sequence[str]) -> RestorePlan:
         """Return what ``restore`` would do; nothing is changed."""
-        from gpumemwidget.releasing.restore import plan_restore  # noqa: PLC0415 - when used
+        from gpumemwidget.releasing.release import plan_restore  # noqa: PLC0415 - when used
 
         return plan_restore(self.shell, names)
 
     def restore(self, names: Sequence[str]) -> RestoreReport:
         """Bring back what a release moved to the CPU; see ``gpumemwidget.restore``."""
-        from gpumemwidget.releasing.restore import execute_restore  # noqa: PLC0415 - when used
+        from gpumemwidget.releasing.release import execute_restore  # noqa: PLC0415 - when used
 
         self._refuse_beside_cell()
         try:

@@ -27,7 +27,7 @@ from gpumemwidget.ownership.graph.torch_reader import TorchReader
 from gpumemwidget.ownership.graph.walk import Graph
 from gpumemwidget.ownership.why import explain
 from gpumemwidget.releasing.plan import plan_release
-from gpumemwidget.releasing.restore import plan_restore
+from gpumemwidget.releasing.release import plan_restore
 from gpumemwidget.report.release import word_stop
 from tests.ownership.notebook import Notebook, Tracker
 
