@@ -35,6 +35,8 @@ from gpumemwidget.tracing.device_trace import describe_device
 from gpumemwidget.tracing.sources import Sources
 from gpumemwidget.units import format_bytes
 
+# -- The simulation --------------------------------------------------------------------------------
+
 #: Microseconds between two operators in the trace of a step, which has no clock: a second each.
 OPERATOR_US = 1_000_000
 
@@ -277,6 +279,8 @@ class _Player:
         for block in temporaries:
             yield LiveBlock(None, place, block.n_bytes)
 
+
+# -- The forecast ----------------------------------------------------------------------------------
 
 #: A segment that blocks of 1 to 10 MiB share: a prediction is never surer than that, as the
 #: driver's addresses decide which of two cached blocks of one size serves.

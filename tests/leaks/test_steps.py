@@ -148,6 +148,9 @@ def test_readings_without_a_level_delay_nothing() -> None:
 MIB = 1 << 20
 
 
+# -- Steady growth ---------------------------------------------------------------------------------
+
+
 def follow(levels: Iterable[float]) -> Levels:
     followed = Levels()
     for number, level in enumerate(levels, 1):

@@ -102,6 +102,9 @@ def test_below_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     assert line == FailingLine("In [7], line 5", "step(x)", None)
 
 
+# -- What a cell mentions --------------------------------------------------------------------------
+
+
 def make(source: str) -> dict[str, Any]:
     """A notebook's namespace after a cell."""
     namespace: dict[str, Any] = {"__name__": "__main__"}

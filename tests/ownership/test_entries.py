@@ -170,6 +170,8 @@ class TestNoName:
         assert line.root == "nowhere"
 
 
+# -- The names of the allocator's blocks -----------------------------------------------------------
+
 _STEP = """
 import torch
 model = torch.nn.Linear(64, 32)

@@ -197,6 +197,9 @@ def test_a_context_that_outlives_its_graph_holds_what_it_keeps(notebook: Noteboo
     assert rows["kept"].held_bytes.on("host") >= 4000
 
 
+# -- Many names, big columns -----------------------------------------------------------------------
+
+
 def test_many_names_that_share_many_tensors(notebook: Notebook) -> None:
     """The time does not grow with the names times the tensors times the names."""
     shared = [torch.ones(1) for _ in range(3000)]

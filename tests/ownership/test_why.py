@@ -337,6 +337,8 @@ def test_parts_of_a_list_are_deleted_from_its_end_on(notebook: Notebook, tracker
     assert tracker.count_bytes() == 36
 
 
+# -- What is typed to cut a path -------------------------------------------------------------------
+
 _SETUP = "import collections, dataclasses, functools, torch"
 _NAMED = "x = collections.namedtuple('P', 'u v')(make(9), None)"
 _FROZEN = "x = [dataclasses.make_dataclass('F', ['w'], frozen=True)(make(9))]"

@@ -103,6 +103,8 @@ def _parse_steps(text: str) -> Iterator[Step]:
             yield Step("free", int(word[1:]), 0)
 
 
+# -- Recurrent networks ----------------------------------------------------------------------------
+
 RECURRENT_FILE = Path(__file__).parent / "recordings" / "operators" / "recurrent.json.gz"
 
 

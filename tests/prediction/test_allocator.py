@@ -450,6 +450,9 @@ def test_a_restored_allocator_goes_on_in_the_same_way(
     assert restored.list_segments("cuda:0") == live.list_segments("cuda:0")
 
 
+# -- The text of ``PYTORCH_ALLOC_CONF`` ------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     ("text", "settings"),
     [

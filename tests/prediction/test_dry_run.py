@@ -1579,36 +1579,6 @@ def test_widgets_stay_as_they_are() -> None:
     assert [each.value for each in (bar, *bar.children)] == [0, 3, 0]
 
 
-def test_settings_of_the_process_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("USERS_VARIABLE", "kept")
-
-    def step(x: torch.Tensor) -> None:
-        torch.set_grad_enabled(False)
-        torch.set_default_dtype(torch.float64)
-        torch.backends.cudnn.benchmark = True
-        torch.backends.cuda.matmul.allow_tf32 = True
-        torch.set_default_device("meta")
-        torch.autograd.set_detect_anomaly(True)
-        logging.disable(logging.CRITICAL)
-        torch.use_deterministic_algorithms(True)
-        os.environ["USERS_VARIABLE"] = "lost"
-        os.environ["OTHER_VARIABLE"] = "new"
-        x.sin()
-
-    carry_out(step, (torch.randn(2),), steps=1)
-
-    assert torch.is_grad_enabled()
-    assert torch.get_default_dtype() == torch.float32
-    assert not torch.backends.cudnn.benchmark
-    assert not torch.backends.cuda.matmul.allow_tf32
-    assert torch.zeros(1).device.type == "cpu"
-    assert not torch.is_anomaly_enabled()
-    assert logging.root.manager.disable == logging.NOTSET
-    assert not torch.are_deterministic_algorithms_enabled()
-    assert os.environ["USERS_VARIABLE"] == "kept"
-    assert "OTHER_VARIABLE" not in os.environ
-
-
 # -- Other threads ---------------------------------------------------------------------------------
 
 
@@ -1623,51 +1593,72 @@ def meeting() -> Iterator[Any]:
         yield meeting
 
 
-def test_flags_of_cudnn_are_set_for_the_step_alone(meeting: Any) -> None:
-    """A loss of CTC runs without cuDNN, as Hugging Face's does; other threads keep it meanwhile."""
-    seen: list[bool] = []
-    meeting.look = lambda: seen.append(torch.backends.cudnn.enabled)
+def _read_settings() -> list[object]:
+    """Return settings of the process, as every thread finds them."""
+    backends = torch.backends
+    return [
+        *(torch.get_default_dtype(), torch.zeros(2).dtype, torch.is_anomaly_enabled()),
+        *(backends.cudnn.enabled, backends.cudnn.benchmark, backends.cuda.matmul.allow_tf32),
+        *(backends.cuda.flash_sdp_enabled(), torch.are_deterministic_algorithms_enabled()),
+        *(logging.root.manager.disable, os.environ["USERS_VARIABLE"], "OTHER" in os.environ),
+    ]
+
+
+def test_settings_of_the_process_stay(meeting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the step sets is its own, for other threads meanwhile and for all afterwards.
+
+    A loss of CTC, as Hugging Face's, runs without cuDNN: flags that a context sets go with it.
+    """
+    monkeypatch.setenv("USERS_VARIABLE", "kept")
+    seen: list[list[object]] = []
+    meeting.look = lambda: seen.append(_read_settings())
 
     def step(x: torch.Tensor) -> None:
-        with torch.backends.cudnn.flags(enabled=False):
+        torch.set_grad_enabled(False)
+        torch.set_default_dtype(torch.float64)
+        torch.backends.cudnn.benchmark = True
+        torch.backends.cuda.matmul.allow_tf32 = True
+        torch.autograd.set_detect_anomaly(True)
+        logging.disable(logging.CRITICAL)
+        torch.use_deterministic_algorithms(True)
+        os.environ["USERS_VARIABLE"] = "of the step"
+        os.environ["OTHER"] = "new"
+        assert torch.zeros(2).dtype == torch.float64
+        math = torch.nn.attention.SDPBackend.MATH
+        with torch.backends.cudnn.flags(enabled=False), torch.nn.attention.sdpa_kernel(math):
             assert not torch.backends.cudnn.enabled
+            assert not torch.backends.cuda.flash_sdp_enabled()
             meeting.call(meeting.look)
-            x.sum()
         assert torch.backends.cudnn.enabled
+        torch.set_default_device("meta")
+        x.sin()
 
-    carry_out(step, (torch.ones(4),), steps=2)
+    before = _read_settings()
+    carry_out(step, (torch.randn(2),), steps=1)
 
-    assert seen == [True]
-    assert torch.backends.cudnn.enabled
+    assert seen == [before]
+    assert _read_settings() == before
+    assert torch.is_grad_enabled()
+    assert torch.zeros(1).device.type == "cpu"
 
 
-def test_other_threads_find_the_process_as_it_is(
+def test_what_other_threads_do_meanwhile_stays(
     meeting: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever the step sets is its own, and what they set meanwhile stays."""
-    monkeypatch.setenv("USERS_VARIABLE", "kept")
+    """What they set, and that they print and warn."""
     monkeypatch.delenv("NEW_VARIABLE", raising=False)
-    seen: dict[str, Any] = {}
 
-    def look() -> None:
-        seen["dtype"] = torch.get_default_dtype(), torch.zeros(2).dtype
-        seen["flags"] = torch.backends.cudnn.benchmark, torch.backends.cuda.flash_sdp_enabled()
-        seen["variable"] = os.environ["USERS_VARIABLE"]
+    def work() -> None:
         os.environ["NEW_VARIABLE"] = "new"
         torch.backends.cudnn.benchmark = True
         warnings.warn("of the thread", stacklevel=1)
         print("printed by the thread")
 
-    meeting.look = look
+    meeting.work = work
 
     def step(x: torch.Tensor) -> torch.Tensor:
-        torch.set_default_dtype(torch.float64)
         torch.backends.cudnn.benchmark = False
-        os.environ["USERS_VARIABLE"] = "of the step"
-        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-            assert not torch.backends.cuda.flash_sdp_enabled()
-            meeting.call(meeting.look)
-        assert torch.zeros(2).dtype == torch.float64
+        meeting.call(meeting.work)
         return x + 1
 
     with pytest.warns(UserWarning, match="of the thread"):
@@ -1675,9 +1666,6 @@ def test_other_threads_find_the_process_as_it_is(
     was_set = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = False
 
-    assert seen["dtype"] == (torch.float32, torch.float32)
-    assert seen["flags"] == (False, True)
-    assert seen["variable"] == os.environ["USERS_VARIABLE"] == "kept"
     assert os.environ.pop("NEW_VARIABLE") == "new"
     assert was_set
     assert capsys.readouterr().out == "printed by the thread\n"
@@ -1886,6 +1874,9 @@ def test_classes_of_all_kinds_are_copied(step: Callable[[torch.Tensor], object])
 
     assert SEEN == []
     assert SCALE.grad is None
+
+
+# -- Gradients that are added up in place ----------------------------------------------------------
 
 
 def _count_sums(run: DryRun) -> int:

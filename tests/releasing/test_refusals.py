@@ -115,6 +115,9 @@ def test_an_interrupt_leaves_the_frames_of_what_is_being_handled(notebook: Noteb
     assert "kept" in notebook.ip.user_ns["variables"]  # type: ignore[operator]
 
 
+# -- Others at work --------------------------------------------------------------------------------
+
+
 class _Gate:
     """Holds a thread up in the middle of what it does."""
 
