@@ -28,8 +28,15 @@ from gpumemwidget.model.predictions import (
     SourcePlace,
 )
 from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, TraceEvents
-from gpumemwidget.prediction.operations import DryRun, Operation, TensorMeta
-from gpumemwidget.prediction.plans import H200, Bound, GpuFacts, WorkspacePlan
+from gpumemwidget.prediction.operations import (
+    H200,
+    Bound,
+    DryRun,
+    GpuFacts,
+    Operation,
+    TensorMeta,
+    WorkspacePlan,
+)
 from gpumemwidget.prediction.workspaces import WorkspacePlanner
 from gpumemwidget.tracing.device_trace import describe_device
 from gpumemwidget.tracing.sources import Sources

@@ -17,11 +17,12 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Final, TypeAlias
 
-from gpumemwidget.prediction.operations import Argument, TensorMeta
-from gpumemwidget.prediction.plans import (
+from gpumemwidget.prediction.operations import (
     MIB,
+    Argument,
     GpuFacts,
     PlanBuilder,
+    TensorMeta,
     UnknownFormError,
     ceil_div,
     is_channels_last,

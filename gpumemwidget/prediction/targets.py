@@ -16,7 +16,7 @@ from gpumemwidget.errors import BadInputError, PredictionError
 from gpumemwidget.model.devices import Block, Chip, Segment
 from gpumemwidget.model.predictions import PredictionDevice
 from gpumemwidget.prediction.forecast import UNLIMITED_BYTES, Target
-from gpumemwidget.prediction.plans import H200, GpuFacts
+from gpumemwidget.prediction.operations import H200, GpuFacts
 from gpumemwidget.units import format_bytes, parse_bytes
 
 

@@ -12,12 +12,14 @@ from math import prod
 from typing import Final
 
 from gpumemwidget.prediction import kernel_rules, recurrent  # noqa: F401 - they have rules
-from gpumemwidget.prediction.operations import Argument, Operation, TensorMeta
-from gpumemwidget.prediction.plans import (
+from gpumemwidget.prediction.operations import (
     RULES,
+    Argument,
     GpuFacts,
+    Operation,
     PlanBuilder,
     Step,
+    TensorMeta,
     UnknownFormError,
     WorkspacePlan,
     count_bytes,

@@ -13,10 +13,10 @@ from gpumemwidget.prediction.operations import (
     Argument,
     Operation,
     Phase,
+    Step,
     StorageUse,
     TensorMeta,
 )
-from gpumemwidget.prediction.plans import Step
 
 FILE = Path(__file__).parent / "recordings" / "operators" / "h200.json.gz"
 

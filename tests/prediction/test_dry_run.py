@@ -37,8 +37,7 @@ from gpumemwidget.prediction.dry import tracker
 from gpumemwidget.prediction.dry.dry_run import carry_out
 from gpumemwidget.prediction.dry.fakes import ShapeCache
 from gpumemwidget.prediction.forecast import simulate
-from gpumemwidget.prediction.operations import DryRun, Operation, TensorMeta
-from gpumemwidget.prediction.plans import H200
+from gpumemwidget.prediction.operations import H200, DryRun, Operation, TensorMeta
 from gpumemwidget.prediction.workspaces import plan_operation
 
 FILE = str(Path(__file__).resolve())

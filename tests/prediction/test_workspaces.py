@@ -11,12 +11,14 @@ import torch
 from torch import nn
 
 from gpumemwidget.prediction.dry.dry_run import carry_out
-from gpumemwidget.prediction.operations import Operation, Phase, TensorMeta
-from gpumemwidget.prediction.plans import (
+from gpumemwidget.prediction.operations import (
     H200,
     Bound,
     GpuFacts,
+    Operation,
+    Phase,
     Step,
+    TensorMeta,
     WorkspacePlan,
 )
 from gpumemwidget.prediction.workspaces import WorkspacePlanner, plan_operation
