@@ -66,8 +66,6 @@ from gpumemwidget.releasing.storages import (
     watch_storages,
 )
 
-_NOTHING = StepResult()
-
 
 @forgets_frames
 def execute_release(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> ReleaseReport:
@@ -238,7 +236,7 @@ class _Release:
 
     def _empty_cache(self) -> StepResult:
         self._hardware.empty_cache()
-        return _NOTHING
+        return StepResult()
 
     def _empty_libraries(self) -> StepResult:
         given, refusals = self._hardware.empty_libraries()
@@ -253,7 +251,7 @@ class _Release:
             self._is_interrupted |= self._is_cut_short
             result = StepResult(error=self._at + describe_error(exc))
         is_always_taken = kind in (ReleaseStepKind.COLLECT, ReleaseStepKind.EMPTY_CACHE)
-        if result == _NOTHING and not is_always_taken:
+        if result == StepResult() and not is_always_taken:
             self._steps.append(ReleaseStep(kind, "skipped"))
             return
         before, self._last = self._last, self._measure()

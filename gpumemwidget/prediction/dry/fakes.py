@@ -24,12 +24,6 @@ from typing import Any
 from gpumemwidget.errors import PredictionError, name_type, read_first_line
 from gpumemwidget.prediction.dry.effects import ThreadPatch
 
-#: Operators whose fake kernels take tensors of several devices, in some releases of PyTorch.
-_UNCHECKED = ("aten::convolution", "aten::convolution_backward", "aten::index_add")
-#: PyTorch's words, which differ from release to release, for tensors of several devices.
-_MIXED_DEVICES = "(?s)two.* devices|expected device|same device"
-
-
 # -- The step's tensors and their mode -------------------------------------------------------------
 
 
@@ -331,13 +325,17 @@ class Fakes:
         """Call an operator on fakes; once more with all on the device, if it refuses others."""
         with self._torch._C._DisablePythonDispatcher():  # noqa: SLF001 - has no public name
             try:
-                if operator.name() in _UNCHECKED:
+                # In some releases of PyTorch their fake kernels take tensors of several devices.
+                unchecked = ("aten::convolution", "aten::convolution_backward", "aten::index_add")
+                if operator.name() in unchecked:
                     self._check_devices(args)
                 return self._cache.call(
                     operator, args, kwargs, lambda: self._call(operator, args, kwargs)
                 )
             except RuntimeError as exc:
-                if not self.moves_all or not re.search(_MIXED_DEVICES, str(exc)):
+                # PyTorch's words for tensors of several devices differ from release to release.
+                words = "(?s)two.* devices|expected device|same device"
+                if not self.moves_all or not re.search(words, str(exc)):
                     raise
             self._on_move()
             return self._call(operator, self._move_all(args), kwargs)

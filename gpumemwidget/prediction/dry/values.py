@@ -18,10 +18,6 @@ from gpumemwidget.prediction.dry.fakes import find_storage, list_tensors
 from gpumemwidget.prediction.dry.tracker import find_user_line, format_line
 from gpumemwidget.prediction.recurrent import list_recurrent_answers
 
-#: Maximum number of elements of a tensor whose values are worked out.
-_MAX_ELEMENTS = 65_536
-_MAX_FLOAT_ELEMENTS = 4096
-
 #: Operators with one result if one argument is all true, or all false, whatever the other is.
 _DECIDED_BY = {
     "aten::bitwise_or": True,
@@ -216,8 +212,9 @@ class KnownValues:
         return written
 
     def _is_small(self, tensor: Any) -> bool:
+        """Return whether a tensor's values are worked out: they are few enough."""
         is_float = tensor.dtype.is_floating_point or tensor.dtype.is_complex
-        return bool(tensor.numel() <= (_MAX_FLOAT_ELEMENTS if is_float else _MAX_ELEMENTS))
+        return bool(tensor.numel() <= (4096 if is_float else 65_536))
 
 
 def _choose_seeded(operator: Any) -> Any:
