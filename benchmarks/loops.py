@@ -23,7 +23,7 @@ from IPython.utils.capture import capture_output
 
 from benchmarks.rows import Row, format_seconds, judge
 from benchmarks.shell import run, start_shell
-from gpumemwidget.leaks.loops import LoopEvents
+from gpumemwidget.leaks.steps import LoopEvents
 from gpumemwidget.session.leak_watch import LeakWatch
 
 MOST = 1.01

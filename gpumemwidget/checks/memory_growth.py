@@ -11,8 +11,7 @@ from typing import Any, Generic, TypeVar
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.hooks import OptimizerStepHook
 from gpumemwidget.errors import BadInputError, name_type
-from gpumemwidget.leaks.gains import find_gains, make_holders
-from gpumemwidget.leaks.survey import Survey, take_survey
+from gpumemwidget.leaks.survey import Survey, find_gains, make_holders, take_survey
 from gpumemwidget.model.devices import HOST, check_device
 from gpumemwidget.model.leaks import Leak
 from gpumemwidget.ownership.shell import Shell

@@ -8,9 +8,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
-from gpumemwidget.leaks.gains import Gain, find_gains
 from gpumemwidget.leaks.levels import MIN_GROWTH_BYTES
-from gpumemwidget.leaks.survey import Survey
+from gpumemwidget.leaks.survey import Gain, Survey, find_gains
 from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.leaks import UnexplainedGrowth
 from gpumemwidget.recording.expectations import strip_magics

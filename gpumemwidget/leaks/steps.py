@@ -1,42 +1,35 @@
-"""Find loops that keep more memory with each step, while they run."""
+"""Find loops that keep more memory with each step, while they run, and the lines that keep it.
+
+Steps are marked by optimizers and ``gpumemwidget.watch``, and from Python 3.12 on by the turns of
+the slow loops in the cells' own code. ``sys.monitoring`` reports each jump back to a loop's
+beginning, in the code objects that are asked for alone:
+https://docs.python.org/3/library/sys.monitoring.html. All other code runs as fast as ever. Earlier
+Pythons could only report jumps by tracing all code, which slows it.
+"""
 
 from __future__ import annotations
 
+import dis
+import functools
 import sys
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.leaks.gains import Gain, find_gains
+from gpumemwidget.backends.hooks import find_monitoring, take_tool_number
+from gpumemwidget.errors import is_our_error, keep_from_cell
 from gpumemwidget.leaks.levels import MIN_STEPS, Levels, Trend
-from gpumemwidget.leaks.lines import find_growing_line, start_lines
-from gpumemwidget.leaks.survey import Group, Survey
+from gpumemwidget.leaks.survey import Gain, Group, Survey, find_gains
 from gpumemwidget.model.devices import HOST
-from gpumemwidget.tracing.line_watch import LineWatch, Place
+from gpumemwidget.tracing.line_watch import LineReadings, LineWatch, Place, watch_lines
+from gpumemwidget.tracing.sources import IsEntry
 
-#: Number of a loop's first steps, from the second on, after which the memory is to be read:
-#: growth is to be reported by the thirtieth. It takes 20 µs, and seven times as long with cold
-#: caches.
-_N_ALWAYS_READ = 12
-#: Share of a cell's time that reading may take, and the seconds that it may always: of the thread's
-#: own time, which other processes do not lengthen.
-_SHARE, _GRACE_S = 0.002, 0.002
-#: Share of a cell's time that looking who holds what may take, in a loop that grows, and the
-#: seconds that it may always: two looks are compared, and one takes 0.15 s in a large process.
-_LOOK_SHARE, _LOOK_GRACE_S = 0.005, 0.5
-#: Seconds after which one look stops, by the clock.
-_MAX_LOOK_S = 0.5
-#: Number of steps whose lines are read, once there is growth.
-_N_LINE_STEPS = 4
 #: Number of steps between two looks at who holds what, at least.
 _MIN_BETWEEN = 5
-#: Share of a device's memory from which plain tensors that a loop collects are reported, too: so
-#: much of what is meant to be kept is about to fill the device.
-_MIN_FILL_SHARE = 0.1
 #: Maximum number of loops of a cell that are followed.
 _MAX_LOOPS = 16
 
@@ -101,7 +94,8 @@ class Loop:
             if n_steps < _MIN_BETWEEN or self.is_outdated(trend):
                 continue
             capacity = None if device == HOST else find_capacity(device)
-            fills = capacity is not None and trend.rise_bytes >= _MIN_FILL_SHARE * capacity
+            # So much of what is meant to be kept is about to fill the device.
+            fills = capacity is not None and trend.rise_bytes >= 0.1 * capacity
             gains = [
                 gain
                 for gain in find_gains(self.first, survey, device, n_steps * trend.each_bytes)
@@ -186,7 +180,8 @@ class LoopWatch:
             return None
         has_risen = any(levels.has_risen for levels in loop.levels.values())
         is_needed = loop.n_read < MIN_STEPS or has_risen
-        may_take_s = max(_SHARE * (now_s - self._start_s), _GRACE_S)
+        # Of the thread's own time, which other processes do not lengthen.
+        may_take_s = 0.002 * max(now_s - self._start_s, 1)
         if is_needed or self._spent_s <= may_take_s:
             return loop
         # Asking at each step whether there is time would take some, too.
@@ -233,7 +228,9 @@ class LoopWatch:
                 levels.add(loop.n_steps, reading.allocated_bytes)
         # A slow allocator's count is not always read.
         n_levels = max((levels.n_added for levels in loop.levels.values()), default=0)
-        n_more = 1 if n_levels < _N_ALWAYS_READ else round(0.25 * loop.n_steps)
+        # Growth is to be reported by the thirtieth step. A reading takes 20 µs, and seven times as
+        # long with cold caches.
+        n_more = 1 if n_levels < 12 else round(0.25 * loop.n_steps)
         loop.next_read = loop.n_steps + n_more
         self._end_lines(loop)
         trends: dict[str, Trend] = {}
@@ -280,12 +277,12 @@ class LoopWatch:
 
     def _look(self) -> Survey | None:
         """Return who holds what now, if there is time to look."""
-        elapsed_s = self._clock() - self._start_s
-        may_take_s = _LOOK_GRACE_S + _LOOK_SHARE * elapsed_s - self._looked_s
+        # Two looks are compared, and one takes 0.15 s in a large process.
+        may_take_s = 0.5 + 0.005 * (self._clock() - self._start_s) - self._looked_s
         if self._look_s > may_take_s:
             return None
         begin_s = self._cpu_clock()
-        survey = self._take_survey(_MAX_LOOK_S)
+        survey = self._take_survey(0.5)
         took_s = self._cpu_clock() - begin_s
         self._looked_s += took_s
         if survey is None or not survey.is_complete:
@@ -317,7 +314,7 @@ class LoopWatch:
         if self._reading is None:
             return
         lines, read, _, since = self._reading
-        if not lines.is_on or (loop is read and loop.n_steps >= since + _N_LINE_STEPS):
+        if not lines.is_on or (loop is read and loop.n_steps >= since + 4):
             self.stop_lines()
         elif loop.began_s > read.last_s and loop.n_read >= MIN_STEPS:
             # The loop whose lines are read may be over. If it goes on, they are read again.
@@ -337,3 +334,177 @@ def _is_within_module() -> bool:
 
 def _has_lines(loop: Loop, device: str, trend: Trend) -> bool:
     return device in loop.lines and loop.lines[device][0] >= trend.since
+
+
+# -- Lines -----------------------------------------------------------------------------------------
+
+#: Time that reading may always take: only a cell or a few steps that grow are read.
+_GRACE_NS = 200_000_000
+
+
+def start_lines(
+    hardware: Hardware,
+    device: str,
+    where: IsEntry | FrameType,
+    files: Sequence[str],
+    *,
+    on_interrupt: Callable[[], None],
+) -> LineWatch | None:
+    """Read a device's memory at each line of a cell and of files; ``None`` if that can't be done.
+
+    A Ctrl-C that landed in our own code calls ``on_interrupt``, which sends another.
+    """
+    counter = hardware.find_host_counter()
+    if device != HOST:
+        counter = functools.partial(hardware.read_allocated, device)
+    if counter is None:
+        return None
+    watch = watch_lines(counter, on_interrupt=on_interrupt, grace_ns=_GRACE_NS)
+    return watch if watch.start(where, also=files) else None
+
+
+def find_growing_line(readings: LineReadings) -> tuple[str, int] | None:
+    """Return the file and the line that added at least half of what has stayed; or ``None``.
+
+    What is given back is subtracted from the last line that took exactly as much, or else from the
+    last lines that took any.
+    """
+    added: list[tuple[Place, int]] = []
+    for line, change in readings.events:
+        if change > 0:
+            added.append((line, change))
+            continue
+        left = -change
+        last_ones = reversed(range(max(0, len(added) - 1000), len(added)))
+        same = next((n for n in last_ones if added[n][1] == left), None)
+        if same is not None:
+            del added[same]
+            continue
+        while added and left > 0:
+            last, n_bytes = added.pop()
+            if n_bytes > left:
+                added.append((last, n_bytes - left))
+            left -= n_bytes
+    kept: dict[Place, int] = {}
+    for line, n_bytes in added:
+        kept[line] = kept.get(line, 0) + n_bytes
+    grown_bytes = sum(readings.changes.values()) + readings.unread_bytes
+    largest = max(kept, key=lambda line: kept[line], default=None)
+    if largest is None or grown_bytes <= 0 or kept[largest] < 0.5 * grown_bytes:
+        return None
+    return largest
+
+
+# -- The turns of loops ----------------------------------------------------------------------------
+
+#: A loop is left alone once so many turns in a row took less on average, in seconds: being called
+#: takes some 3 µs with cold caches.
+_MIN_TURN_S, _N_TRIED = 0.001, 16
+#: Instructions that end a loop's turn. Python 3.12 and later have no others.
+_JUMPS_BACK = [dis.opmap[name] for name in dis.opmap if name.startswith("JUMP_BACKWARD")]
+
+
+class LoopEvents:
+    """Calls back at each turn of the slow loops in the cells' code.
+
+    Args:
+        on_turn: is called with what identifies the loop in the running cell, once the loop is known
+            to be slow; it must not raise. The loop is left alone if it returns ``False``.
+        clock: returns a time in seconds.
+    """
+
+    def __init__(
+        self,
+        on_turn: Callable[[tuple[int, int]], bool],
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._on_turn = on_turn
+        self._clock = clock
+        self._monitoring: Any = None
+        self._tool = 0
+        #: By its id, for two cells with the same text have code that is equal.
+        self._codes: dict[int, weakref.ref[CodeType]] = {}
+        #: For each jump back, by its code's id and its offset in it: since when turns are counted,
+        #: their number, and how often so many have been slow.
+        self._turns: dict[tuple[int, int], tuple[float, int, int]] = {}
+
+    def open(self, run_code: CodeType) -> None:
+        """Begin, where Python reports jumps and has a number for one more tool.
+
+        Args:
+            run_code: the code of ``InteractiveShell.run_code``, which runs the cells' code: its
+                variable ``code_obj``.
+        """
+        tool = take_tool_number("gpumemwidget loops")
+        if tool is None:
+            return
+        monitoring = find_monitoring()
+        self._monitoring, self._tool = monitoring, tool
+        events = monitoring.events
+        for event, see in ((events.PY_START, self._see_start), (events.JUMP, self._see_jump)):
+            guarded = keep_from_cell(see, _survive, instead=monitoring.DISABLE)
+            monitoring.register_callback(tool, event, guarded)
+        self._codes[id(run_code)] = weakref.ref(run_code)
+        monitoring.set_local_events(tool, run_code, events.PY_START)
+
+    def close(self) -> None:
+        """Take everything away. May be called twice."""
+        monitoring, self._monitoring = self._monitoring, None
+        if monitoring is None:
+            return
+        for code in filter(None, (known() for known in self._codes.copy().values())):
+            monitoring.set_local_events(self._tool, code, 0)
+        for event in (monitoring.events.PY_START, monitoring.events.JUMP):
+            monitoring.register_callback(self._tool, event, None)
+        monitoring.free_tool_id(self._tool)
+        self._codes.clear()
+        self._turns.clear()
+
+    def start_cell(self) -> None:
+        """Count anew: a cell begins."""
+        self._turns.clear()
+
+    def _see_start(self, _run_code: CodeType, _offset: int) -> None:
+        monitoring = self._monitoring
+        if monitoring is None:
+            return
+        # The frame behind those of this method and of its guard.
+        frame = sys._getframe(2)  # noqa: SLF001 - public by its documentation
+        for code in list_codes(frame.f_locals["code_obj"]):
+            instructions = code.co_code[::2]
+            if any(jump in instructions for jump in _JUMPS_BACK):
+                # No code of ours runs when it goes: a signal's handler could lose its error there.
+                forget = functools.partial(self._codes.pop, id(code))
+                self._codes[id(code)] = weakref.ref(code, forget)
+                monitoring.set_local_events(self._tool, code, monitoring.events.JUMP)
+
+    def _see_jump(self, code: CodeType, offset: int, target: int) -> Any:
+        monitoring = self._monitoring
+        if monitoring is None:
+            return None
+        if target > offset:
+            return monitoring.DISABLE
+        key = id(code), offset
+        now_s = self._clock()
+        begin_s, n_turns, n_slow = self._turns.get(key, (now_s, -1, 0))
+        n_turns += 1
+        if n_turns and now_s - begin_s >= _N_TRIED * _MIN_TURN_S:
+            begin_s, n_turns, n_slow = now_s, 0, n_slow + 1
+        elif n_turns == _N_TRIED:
+            return monitoring.DISABLE
+        self._turns[key] = begin_s, n_turns, n_slow
+        # One turn may be slow by chance.
+        return None if n_slow < 2 or self._on_turn(key) else monitoring.DISABLE
+
+
+def list_codes(code: CodeType) -> Iterator[CodeType]:
+    """Yield a code object and those of the functions and classes that it defines."""
+    yield code
+    for constant in code.co_consts:
+        if type(constant) is CodeType:
+            yield from list_codes(constant)
+
+
+def _survive(exc: BaseException) -> bool:
+    return isinstance(exc, Exception) and is_our_error(exc)

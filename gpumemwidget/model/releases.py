@@ -104,8 +104,7 @@ class Reason:
     """Why memory is moved instead of dropped, or stays where it is."""
 
     kind: ReasonKind
-    #: The rows, and words for what is no row, that hold it too; where it is ``IMMOVABLE``, the path
-    #: of a tensor that no module's ``to`` moves.
+    #: The rows, and words for what is no row, that hold it too.
     holders: tuple[str, ...] = ()
     n_more: int = 0
     #: True if the reason is true of something that it has to stay together with.

@@ -29,10 +29,6 @@ from gpumemwidget.ownership.graph.objects import (
     read_namespace,
 )
 
-#: Maximum number of errors of a chain, and of frames of one error, that are read.
-_MAX_ERRORS = 64
-_MAX_FRAMES = 512
-
 _SLOTS: Any = vars(BaseException)
 
 #: Errors of the CUDA libraries' own allocations, and of the driver's.
@@ -41,15 +37,9 @@ _DEVICE_TEXT = re.compile(
     r"|\b(?:CUDA|HIP)(?: driver)?(?: error:)? out of memory\b"
     r"|\b(?:cuda|hip)ErrorMemoryAllocation\b|\bCUDA_ERROR_OUT_OF_MEMORY\b"
 )
-#: Errors of MPS's allocator, which in most releases have no class of their own.
-_MPS_TEXT = re.compile(r"\bMPS backend out of memory\b|\bMPS allocated: ")
-#: The device that an allocator's error names: ``CUDA out of memory. … GPU 1 has a total capacity``.
-_NAMED_GPU = re.compile(r"\b(CUDA|HIP|XPU) out of memory\. .*?\bGPU (\d+) has a total", re.DOTALL)
+
 #: PyTorch's names of device types, by the names in its errors.
 _KINDS = {"CUDA": "cuda", "HIP": "cuda", "XPU": "xpu"}
-_HOST_TEXT = re.compile(r"DefaultCPUAllocator: .*?you tried to allocate (\d+) bytes", re.DOTALL)
-_REQUEST = re.compile(r"Tried to allocate (\d+(?:\.\d+)?) (bytes|[KMG]iB)")
-_UNITS = {"bytes": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +73,7 @@ def find_oom(error: BaseException | None) -> OomSign | None:
 def _list_shown(error: BaseException | None) -> Iterator[BaseException]:
     met: set[int] = set()
     pending = [error]
-    while pending and len(met) < _MAX_ERRORS:
+    while pending and len(met) < 64:
         shown = pending.pop(0)
         if shown is None or id(shown) in met:
             continue
@@ -103,23 +93,29 @@ def _read(error: BaseException) -> OomSign | None:
     text = args[0] if type(args) is tuple and args and type(args[0]) is str else ""
     is_runtime_error = is_one_of(cls, RuntimeError)
     is_memory_error = is_one_of(cls, MemoryError)
-    is_mps = is_runtime_error and _MPS_TEXT.search(text) is not None
+    # Errors of MPS's allocator have no class of their own in most releases.
+    of_mps = r"\bMPS backend out of memory\b|\bMPS allocated: "
+    is_mps = is_runtime_error and re.search(of_mps, text) is not None
     is_allocators = is_mps or is_one_of(cls, *_list_torch_classes())
     is_devices = (is_memory_error or is_runtime_error) and _DEVICE_TEXT.search(text)
     # Libraries whose own class of ``MemoryError`` is a device's.
     if is_allocators or is_devices or (is_memory_error and _is_from(cls, ("cupy", "rmm"))):
-        request = _REQUEST.search(text)
-        named = _NAMED_GPU.search(text)
+        request = re.search(r"Tried to allocate (\d+(?:\.\d+)?) (bytes|[KMG]iB)", text)
+        # ``CUDA out of memory. … GPU 1 has a total capacity``.
+        named_gpu = r"\b(CUDA|HIP|XPU) out of memory\. .*?\bGPU (\d+) has a total"
+        named = re.search(named_gpu, text, re.DOTALL)
+        units = {"bytes": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
         return OomSign(
             "device",
             is_allocators=is_allocators,
-            requested_bytes=round(float(request[1]) * _UNITS[request[2]]) if request else None,
+            requested_bytes=round(float(request[1]) * units[request[2]]) if request else None,
             frames=_list_frames(error),
             device="mps:0" if is_mps else f"{_KINDS[named[1]]}:{named[2]}" if named else "",
         )
     if is_memory_error:
         return OomSign("host", frames=_list_frames(error))
-    if is_runtime_error and (host := _HOST_TEXT.search(text)):
+    of_host = r"DefaultCPUAllocator: .*?you tried to allocate (\d+) bytes"
+    if is_runtime_error and (host := re.search(of_host, text, re.DOTALL)):
         return OomSign("host", requested_bytes=int(host[1]), frames=_list_frames(error))
     return None
 
@@ -143,7 +139,7 @@ def _list_torch_classes() -> list[type]:
 def _list_frames(error: BaseException) -> tuple[Frame, ...]:
     traceback: TracebackType | None = _SLOTS["__traceback__"].__get__(error)
     # The frame that raised the error comes last.
-    frames: deque[Frame] = deque(maxlen=_MAX_FRAMES)
+    frames: deque[Frame] = deque(maxlen=512)
     while traceback is not None:
         code = traceback.tb_frame.f_code
         frames.append(Frame(code.co_filename, traceback.tb_lineno, code.co_qualname))

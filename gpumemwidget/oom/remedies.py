@@ -1,44 +1,50 @@
-"""Find the remedies for an out-of-memory error, each with the bytes that it would free.
+"""Find what a failed cell's card shows: the line that asked for memory, and the remedies.
 
 Remedies are found when the cell has ended and its traceback still exists, so a release frees what
 is promised here.
+
+A recorded stack begins in PyTorch and ends in IPython; in between are the user's own lines. A name
+that the cell does not mention it does not need: this errs on the side of too many names, so
+whatever stands in a string of the cell counts, for that may be another magic's code.
 """
 
 from __future__ import annotations
 
+import ast
+import functools
 import os
-from collections.abc import Collection, Iterator
-from dataclasses import replace
-from typing import Literal
+import re
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from pathlib import PurePath
+from types import CodeType, FunctionType, MethodType
+from typing import Any, Literal
 
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.device_parts import build_breakdown
 from gpumemwidget.errors import forgets_frames
-from gpumemwidget.model.devices import HOST
+from gpumemwidget.model.devices import HOST, Frame
 from gpumemwidget.model.ooms import OomEvent, Remedy, RemedyKind
 from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount, Owned
 from gpumemwidget.ownership.account import describe_memory, may_read_graphs, read_blocks
-from gpumemwidget.ownership.graph.objects import paused_collector
+from gpumemwidget.ownership.graph.objects import (
+    is_a,
+    is_one_of,
+    list_bases,
+    list_referents,
+    paused_collector,
+    read_cell,
+    read_type_dict,
+)
 from gpumemwidget.ownership.holdings import Account, join_marks, take_account
-from gpumemwidget.ownership.moves import join_overlapping
-from gpumemwidget.ownership.partition import ReleasePartition
+from gpumemwidget.ownership.partition import ReleasePartition, join_overlapping
 from gpumemwidget.ownership.shell import LAST_EXCEPTION, Shell
+from gpumemwidget.tracing.sources import Sources, is_library, name_module
 
 #: Remedies that free less are left out (bytes).
 _MIN_BYTES = 1024**2
-#: Remedies that free at least this much are listed, however large the request was (bytes).
-_ALWAYS_LISTED_BYTES = 64 * 1024**2
-#: Maximum number of releases of names that are listed, the largest first: of those that lose
-#: training state, and of all others.
-_MAX_NAME_REMEDIES = 4
-#: Share of the time budget for the walk; its evaluation takes the rest.
-_WALK_SHARE = 0.8
-#: Environment variables of the allocator's settings; the first one's name is new in PyTorch 2.9.
-_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-#: Parts of a device that no other process has.
-_OWN_OR_FREE = frozenset({"allocated", "outside", "free"})
-#: Whoever mentions one of these may be training, in a way that can't be seen from here.
-_TRAINING = frozenset({"backward", "fit", "grad", "train", "training_step"})
 
 _Is = Literal["exact", "at least", "at most", "about"]
 
@@ -73,7 +79,8 @@ def find_remedies(
         blocks = read_blocks(shell, hardware, event.device)
         account = take_account(
             shell,
-            budget_s=budget_s * _WALK_SHARE,
+            # The walk's evaluation takes the rest.
+            budget_s=0.8 * budget_s,
             depth="holders" if is_at_end else "release",
             reads_graphs=may_read_graphs(hardware),
             blocks=blocks,
@@ -100,8 +107,8 @@ def find_remedies(
     if breakdown is not None and breakdown.asleep_bytes:
         # What sleeps has no memory behind it that a release could give.
         remedies = [replace(remedy, gives_is="at most") for remedy in remedies]
-    # 1 % of the request, within bounds.
-    least = max(_MIN_BYTES, min((event.requested_bytes or 0) // 100, _ALWAYS_LISTED_BYTES))
+    # 1 % of the request, but 64 MiB are listed however large it was.
+    least = max(_MIN_BYTES, min((event.requested_bytes or 0) // 100, 64 << 20))
     remedies = [
         remedy for remedy in remedies if remedy.gives_bytes is None or remedy.gives_bytes >= least
     ]
@@ -145,7 +152,8 @@ class _Releases:
         names = sorted(self._list_names(mentions), key=lambda remedy: remedy.rank)
         for loses_training_state in (False, True):
             alike = [row for row in names if row.loses_training_state is loses_training_state]
-            yield from alike[:_MAX_NAME_REMEDIES]
+            # More than the four largest of a sort are no help.
+            yield from alike[:4]
 
     def _list_names(self, mentions: Collection[str]) -> Iterator[Remedy]:
         """Yield the releases of variables that the cell does not mention, one by one.
@@ -195,7 +203,9 @@ def _list_settings(event: OomEvent) -> Iterator[Remedy]:
     """Yield changes to the settings of the allocator, the process or the machine."""
     if event.cached_bytes:
         yield Remedy("cached blocks", event.cached_bytes, "exact")
-    settings = "".join(os.environ.get(name, "") for name in _SETTINGS)
+    # The first one's name is new in PyTorch 2.9.
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    settings = "".join(os.environ.get(name, "") for name in names)
     if (
         event.is_fragmented
         and event.device.startswith("cuda:")
@@ -211,7 +221,7 @@ def _list_settings(event: OomEvent) -> Iterator[Remedy]:
         part.n_bytes
         for part in (() if breakdown is None else breakdown.parts)
         if part.key in ("children", "others")
-        or ("others" in part.merged and not _OWN_OR_FREE.intersection(part.merged))
+        or ("others" in part.merged and {"allocated", "outside", "free"}.isdisjoint(part.merged))
     )
     if others_bytes:
         yield Remedy("other processes", others_bytes, "at most")
@@ -240,7 +250,9 @@ def _list_savings(
     if gradients:
         yield Remedy("gradients", gradients, "at most")
     if saved:
-        kind: RemedyKind = "no_grad" if _TRAINING.isdisjoint(mentions) else "checkpointing"
+        # Whoever mentions one of these may be training, in a way that can't be seen from here.
+        training = {"backward", "fit", "grad", "train", "training_step"}
+        kind: RemedyKind = "no_grad" if training.isdisjoint(mentions) else "checkpointing"
         yield Remedy(kind, saved, "at most")
 
 
@@ -249,3 +261,121 @@ def _is_this_cells(owned: Owned, mentions: Collection[str]) -> bool:
     if owned.root == "name":
         return any(name in mentions for name in (*owned.rows, *owned.steps[:1]))
     return owned.root != "out"
+
+
+# -- The cell's code -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FailingLine:
+    """A line of the user's, and what it called."""
+
+    #: ``In [7], line 3``; ``None`` where no line of the user's is in the stack.
+    place: str | None
+    text: str
+    #: ``torch.nn.modules.linear.Linear.forward``; ``None`` where the line calls C at once.
+    function: str | None
+
+
+def find_failing_line(frames: Sequence[Frame], sources: Sources) -> FailingLine:
+    """Return the user's innermost line in a stack, and the public function that it called."""
+    called = takewhile(lambda frame: is_library(frame.filename), frames)
+    function = _find_function(called)
+    for frame in frames:
+        source = sources.find(frame.filename)
+        if source is None:
+            continue
+        number = sources.find_line(frame) or frame.line
+        text = source.lines[number - 1].strip() if 0 < number <= len(source.lines) else ""
+        return FailingLine(f"{source.name}, line {number}", text, function)
+    return FailingLine(None, "", function)
+
+
+def _find_function(frames: Iterable[Frame]) -> str | None:
+    """Return the innermost function that has a public name."""
+    for frame in frames:
+        if all(_is_public(part) for part in frame.function.split(".")):
+            module = name_module(frame.filename) or PurePath(frame.filename).stem
+            return f"{module}.{frame.function}"
+    return None
+
+
+def _is_public(name: str) -> bool:
+    # ``wrapper.<locals>.inner`` is a decorator's, and says nothing of what was called.
+    return not name.startswith(("_", "<")) or (name.startswith("__") and name.endswith("__"))
+
+
+def list_mentions(source: str, namespace: Mapping[str, object]) -> frozenset[str]:
+    """Return all words of a cell's code: names, attributes, and those in its strings.
+
+    Args:
+        source: the cell, with its magics as typed or as IPython makes calls of them.
+        namespace: the notebook's; functions and classes of its own are looked into.
+    """
+    words = set(_list_source_words(source))
+    pending = list(words)
+    met: dict[int, object] = {}
+    while pending:
+        value = namespace.get(pending.pop())
+        new = set().union(*map(_list_code_words, _list_codes(value, namespace, met))) - words
+        words |= new
+        pending.extend(new)
+    return frozenset(words)
+
+
+def _list_source_words(source: str) -> Iterator[str]:
+    try:
+        with warnings.catch_warnings():
+            # The warnings were shown when the cell was compiled.
+            warnings.simplefilter("ignore")
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        yield from re.findall(r"\w+", source)
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from re.findall(r"\w+", node.value)
+
+
+def _list_code_words(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if type(constant) is CodeType:
+            yield from _list_code_words(constant)
+
+
+def _list_codes(
+    value: object, namespace: Mapping[str, object], met: dict[int, object]
+) -> Iterator[CodeType]:
+    """Yield the code of the notebook's own functions in a value, as far as it is plain to see."""
+    own_name = namespace.get("__name__")
+    # Classes of objects that refer to functions and, but for a method's own object, to little else.
+    wrappers = (MethodType, property, staticmethod, classmethod)
+    pending: list[Any] = [value]
+    while pending:
+        found = pending.pop()
+        cls = type(found)
+        if id(found) in met or len(met) >= 2000:
+            continue
+        met[id(found)] = found
+        if cls is FunctionType:
+            # That of a decorator has the function that it wraps in its closure.
+            pending.extend(map(read_cell, found.__closure__ or ()))
+            if found.__globals__ is namespace:
+                yield found.__code__
+        elif cls is functools.partial:
+            pending += [found.func, *found.args, *found.keywords.values()]
+        elif any(cls is wrapper for wrapper in wrappers):
+            pending += list_referents(found)
+        else:
+            for base in list_bases(found if is_a(found, type) else cls):
+                attributes = read_type_dict(base)
+                module = attributes.get("__module__")
+                if type(module) is str and module == own_name:
+                    kinds = (FunctionType, *wrappers)
+                    methods = attributes.values()
+                    pending += [method for method in methods if is_one_of(type(method), *kinds)]

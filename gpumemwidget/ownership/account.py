@@ -33,7 +33,13 @@ from gpumemwidget.model.ownership import (
     Variable,
 )
 from gpumemwidget.model.releases import ReleaseSum
-from gpumemwidget.ownership.blocks import BlockMap, add_known, find_rounding, name_pools
+from gpumemwidget.ownership.blocks import (
+    BlockMap,
+    add_known,
+    find_rounding,
+    list_library_arrays,
+    name_pools,
+)
 from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.graph.objects import (
     is_a,
@@ -45,7 +51,6 @@ from gpumemwidget.ownership.graph.objects import (
 )
 from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Row, join_marks, take_account
 from gpumemwidget.ownership.labels import PathStep, StepKind, find_kind_name
-from gpumemwidget.ownership.library_arrays import list_library_arrays
 from gpumemwidget.ownership.partition import ReleasePartition
 from gpumemwidget.ownership.paths import Paths, find_fix
 from gpumemwidget.ownership.shell import Shell
@@ -59,9 +64,6 @@ LIST_BUDGET_S = 1.0
 
 #: The roots that are no variable of the notebook, displayed value or exception.
 UNNAMED_ROOTS: tuple[RootKind, ...] = ("module", "thread", "nowhere")
-
-#: Modules of torch whose globals keep what compiled code needs.
-_COMPILER = re.compile(r"torch\._(inductor|dynamo|functorch)\b")
 
 
 @forgets_frames
@@ -257,11 +259,9 @@ def _name_buckets(account: Account, paths: Paths, unclaimed: Sequence[Owned]) ->
         if line.kind == "unknown":
             found[line.device] += line.n_bytes - (line.rounding_bytes or 0)
     for line in unclaimed:
-        if line.kind != "unknown" or not needed[line.device]:
+        is_all_known = len(wrappers) == 1 and needed[line.device] == found[line.device]
+        if line.kind != "unknown" or not is_all_known:
             yield line
-        elif len(wrappers) > 1 or needed[line.device] != found[line.device]:
-            words = "perhaps a gradient bucket of DistributedDataParallel"
-            yield replace(line, steps=(f"{line.owner}; {words}",))
         else:
             root = paths.find_root(wrappers[0])
             steps = tuple(step.text for step in paths.list_steps(wrappers[0]))
@@ -359,7 +359,9 @@ class _Describer:
         if self._paths.passes_graph(storage):
             return "saved for backward"
         root = self._paths.find_root(storage)
-        if root is not None and root.kind == "module" and _COMPILER.match(root.word):
+        # Modules of torch whose globals keep what compiled code needs.
+        compilers = r"torch\._(inductor|dynamo|functorch)\b"
+        if root is not None and root.kind == "module" and re.match(compilers, root.word):
             return "compile cache"
         return "tensor"
 

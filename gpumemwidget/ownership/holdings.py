@@ -49,14 +49,6 @@ from gpumemwidget.progress import Stage, report_progress
 #: (https://bugs.python.org/issue15108).
 Depth = Literal["rows", "release", "running", "holders", "names"]
 
-#: How often the process is searched for holders of holders; each time takes some 150 ns for each of
-#: its objects. Two rounds find what rubbish of a traceback holds; nine the module's variable behind
-#: a widget's callback, and a module in a reference cycle behind the parameter of one of its layers.
-_SEARCH_ROUNDS = {"rows": 2, "release": 10, "running": 0, "holders": 10, "names": 0}
-#: Maximum number of objects whose holders are searched for in one round: with so many a round takes
-#: three to five times as long as with few. So a few are tried first: one list may hold them all.
-_MOST_SOUGHT, _FEW_SOUGHT = 256, 16
-
 #: Minimum number of bytes beyond a slice that are worth a word: a clone would free them.
 _LEAST_UNSHOWN_BYTES = 2**20
 
@@ -268,7 +260,11 @@ def take_account(
     if enter_more is not None:
         outer.extend(enter_more(graph))
     rootless = [] if depth in ("rows", "names") else enter_outside(graph)
-    held = _find_elsewhere(graph, root_refs, n_rounds=_SEARCH_ROUNDS[depth])
+    # Each round takes some 150 ns for each object of the process. Two find what rubbish of a
+    # traceback holds; nine the module's variable behind a widget's callback, and a module in a
+    # reference cycle behind the parameter of one of its layers.
+    n_rounds = {"rows": 2, "release": 10, "running": 0, "holders": 10, "names": 0}[depth]
+    held = _find_elsewhere(graph, root_refs, n_rounds=n_rounds)
     if depth == "holders":
         met = {root.place for root in outer}
         outer.extend(find_module_roots(graph, (place for place in held if place not in met)))
@@ -352,8 +348,10 @@ def _find_elsewhere(graph: Graph, root_refs: dict[int, int], *, n_rounds: int) -
         ]
         if not held:
             break
-        is_trial = not sought and len(held) > _FEW_SOUGHT
-        held = held[: _FEW_SOUGHT if is_trial else _MOST_SOUGHT]
+        # With 256 a round takes three to five times as long as with few. So a few are tried first:
+        # one list may hold them all.
+        is_trial = not sought and len(held) > 16
+        held = held[: 16 if is_trial else 256]
         n_rounds -= not is_trial
         report_progress(Stage.FIND_HOLDERS, len(graph.adopted))
         sought.update(held)

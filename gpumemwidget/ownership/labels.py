@@ -34,12 +34,6 @@ from gpumemwidget.ownership.graph.objects import (
 )
 from gpumemwidget.ownership.graph.walk import Graph
 
-_MOST_KEY_LENGTH = 40
-
-#: Keys that are numbers of more bits, and tuples of more parts or within so many others, are not
-#: written: Python refuses to write out a number of some thousand digits.
-_MOST_KEY_BITS, _MOST_KEY_PARTS, _MOST_KEY_LEVELS = 128, 4, 2
-
 #: The class of a function that ``functools.lru_cache`` has wrapped.
 CACHE_TYPE = type(functools.lru_cache(lambda: None))
 
@@ -397,24 +391,29 @@ def _name_node(cls: type) -> str:
     return name_class(cls).rpartition(".")[2]
 
 
-def describe_key(key: object, levels: int = _MOST_KEY_LEVELS) -> str:
-    """A key as one would type it, where it is of a builtin type that can't answer otherwise."""
+def describe_key(key: object, levels: int = 2) -> str:
+    """A key as one would type it, where it is of a builtin type that can't answer otherwise.
+
+    Numbers of more than 128 bits, tuples of more than four parts and those within ``levels`` others
+    are not written: Python refuses to write out a number of some thousand digits.
+    """
+    most_length = 40
     # By identity: to look a class up among others asks its metaclass for a hash.
     cls = type(key)
     if cls is str or cls is bytes:
-        part: Any = key[:_MOST_KEY_LENGTH]  # type: ignore[index]  # text, by its class
+        part: Any = key[:most_length]  # type: ignore[index]  # text, by its class
         text = repr(part)
         if cls is str:
             # With double quotes, as in the README.
             text = '"' + text[1:-1].replace('"', '\\"') + '"'
         is_whole = len(part) == len(key)  # type: ignore[arg-type]
-        if is_whole and len(text) <= _MOST_KEY_LENGTH:
+        if is_whole and len(text) <= most_length:
             return text
-        return text[: _MOST_KEY_LENGTH - 1] + "…"
-    is_small = cls is int and key.bit_length() <= _MOST_KEY_BITS  # type: ignore[attr-defined]
+        return text[: most_length - 1] + "…"
+    is_small = cls is int and key.bit_length() <= 128  # type: ignore[attr-defined]
     if is_small or cls is float or cls is bool or key is None:
         return repr(key)
-    if cls is tuple and levels and len(key) <= _MOST_KEY_PARTS:  # type: ignore[arg-type]
+    if cls is tuple and levels and len(key) <= 4:  # type: ignore[arg-type]
         parts = [describe_key(part, levels - 1) for part in key]  # type: ignore[attr-defined]
         return f"({', '.join(parts)}{',' * (len(parts) == 1)})"
     return "…"

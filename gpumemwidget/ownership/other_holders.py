@@ -36,8 +36,6 @@ from gpumemwidget.ownership.graph.walk import Graph, find_scope
 from gpumemwidget.ownership.paths import Root
 from gpumemwidget.tracing.sources import is_library
 
-#: Holders of less than this are not searched for (bytes).
-_LEAST_BYTES = 4096
 #: Modules whose functions run the user's: front ends, debuggers, test runners. Their variables are
 #: not walked, for behind a test runner's lie all of its tests.
 MACHINERY = re.compile(
@@ -82,8 +80,6 @@ def list_held_elsewhere(
         if excess > 0:
             found.add(place)
     found.update(set(in_cpp) - _list_uncounted(graph, in_cpp))
-    frozen = (each for each in graph.opaque if graph.hidden.is_frozen(graph.objects[each]))
-    found.update(part for each in frozen for part in graph.edges[each] if leads[part])
     return sorted(found)
 
 
@@ -198,7 +194,7 @@ def enter_outside(graph: Graph) -> list[int]:
             for storage in (parts.storage, *parts.inner_storages):
                 info = None if storage is None else reader.read_storage(storage)
                 if info is not None and not info.is_borrowed:
-                    is_large = info.device != HOST or info.n_bytes >= _LEAST_BYTES
+                    is_large = info.device != HOST or info.n_bytes >= 4096
                     is_unmet |= is_large and (info.device, info.address) not in met
             place = graph.add_root(target) if is_unmet or parts.is_computed else None
             if is_unmet and place is not None:

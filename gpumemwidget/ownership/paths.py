@@ -22,26 +22,8 @@ from gpumemwidget.ownership.labels import Labels, PathStep, Role, StepKind, spel
 
 Steps = tuple[PathStep, ...]
 
-#: Levels of the roots: well-known ones come first.
-_ROOT_LEVELS: dict[RootKind, int] = {
-    "name": 0,
-    "out": 1,
-    "exception": 2,
-    "thread": 4,
-    "module": 5,
-    "nowhere": 7,
-}
-#: To a parameter that is not its module's own word for it, from a function, through the list of
-#: what an optimizer trains, into an autograd graph.
-_PAST_MODULE, _THROUGH_CODE, _THROUGH_OPTIMIZER, _INTO_GRAPH = 1, 1, 2, 10
-#: From a view, which shows a part of what another tensor holds.
-_FROM_VIEW = 1
-#: From an exception to the one that it was raised in; from the debugger to what it looked at.
-_TO_CONTEXT, _THROUGH_DEBUGGER = 1, 1
 _N_LEVELS = 24
 _NO_PARENT = -1
-#: Longer paths lose their middle: of a list of ten thousand links nobody reads the last one's.
-_MOST_STEPS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,17 +174,26 @@ class Paths:
         return {place for place in found if place is not None}
 
     def _search(self, roots: Sequence[Root]) -> None:
+        # Well-known roots come first.
+        root_levels: dict[RootKind, int] = {
+            "name": 0,
+            "out": 1,
+            "exception": 2,
+            "thread": 4,
+            "module": 5,
+            "nowhere": 7,
+        }
         levels: list[deque[tuple[int, int]]] = [deque() for _ in range(_N_LEVELS)]
         for root in roots:
             if self._leads[root.place]:
                 self._roots.setdefault(root.place, root)
-                level = _ROOT_LEVELS[root.kind]
-                if root.place in self._module_tensors:
-                    level += _PAST_MODULE
-                elif root.kind == "exception" and not (
-                    root.place in self._exceptions or root.place in self._tracebacks
+                level = root_levels[root.kind]
+                # A parameter's own word is its module's; what the debugger looked at comes last.
+                if root.place in self._module_tensors or (
+                    root.kind == "exception"
+                    and not (root.place in self._exceptions or root.place in self._tracebacks)
                 ):
-                    level += _THROUGH_DEBUGGER
+                    level += 1
                 levels[level].append((root.place, _NO_PARENT))
         graph, parents, in_graphs = self._graph, self._parents, self._in_graphs
         for level, pending in enumerate(levels):
@@ -224,9 +215,9 @@ class Paths:
         kind = kinds[place]
         own = level
         if kind is Kind.FUNCTION or kind is Kind.FRAME or kind is Kind.CLASS:
-            own += _THROUGH_CODE
+            own += 1
         elif place in self._optimizers_lists:
-            own += _THROUGH_OPTIMIZER
+            own += 2
         in_table = place in self._module_tables
         is_exception = place in self._exceptions
         last = len(levels) - 1
@@ -236,14 +227,14 @@ class Paths:
             cost = own
             part_kind = kinds[part]
             if part_kind is Kind.NODE and kind is not Kind.NODE:
-                cost += _INTO_GRAPH
+                cost += 10
             elif part in tensors and not in_table:
-                cost += _PAST_MODULE
+                cost += 1
             elif part_kind is Kind.STORAGE:
                 cost += self._weigh_tensor(place, part)
             elif is_exception and part in self._exceptions:
                 # An exception's own traceback is nearer than that of the one it was raised in.
-                cost += _TO_CONTEXT
+                cost += 1
             levels[cost if cost < last else last].append((part, place))
 
     def _weigh_tensor(self, place: int, storage: int) -> int:
@@ -254,9 +245,10 @@ class Paths:
             return 0
         cost = 0
         if place not in self._module_tensors and not self._module_tensors.isdisjoint(others):
-            cost += _PAST_MODULE
+            cost += 1
         with graph.reader.quiet():
-            return cost + (_FROM_VIEW if graph.reader.is_view(graph.objects[place]) else 0)
+            # A view shows a part of what another tensor holds.
+            return cost + graph.reader.is_view(graph.objects[place])
 
     # -- the words ---------------------------------------------------------------------------------
 
@@ -293,36 +285,28 @@ def _join(steps: Steps, step: PathStep) -> Steps:
     is_unnamed_again = step.kind is StepKind.UNNAMED and steps[-1].kind is step.kind
     if step.kind is StepKind.SAME or is_unnamed_again:
         return steps
-    if len(steps) == _MOST_STEPS:
+    # Longer ones lose their middle: of a list of ten thousand links nobody reads the last one's.
+    if len(steps) == 64:
         return (*steps[:-2], PathStep(StepKind.PART, "…"), step)
     return (*steps, step)
 
 
 # -- what makes a path let go --------------------------------------------------------------------
 
-_BY_MEMORY: dict[MemoryKind, FixKind] = {
-    "cuBLAS workspace": FixKind.RELEASE_CUBLAS,
-    "CUDA-graph pool": FixKind.DELETE_CUDA_GRAPH,
-    "compile cache": FixKind.RESET_COMPILER,
-}
-_BY_ROOT: dict[RootKind, FixKind] = {
-    "exception": FixKind.RELEASE_EXCEPTIONS,
-    "thread": FixKind.END_FUNCTION,
-}
-#: Steps whose holder decides, not what it leads to.
-_BY_STEP: dict[StepKind, FixKind] = {
-    StepKind.GRAPH: FixKind.DROP_GRAPH,
-    StepKind.CACHE: FixKind.CLEAR_CACHE,
-    StepKind.FRAME: FixKind.CLOSE,
-}
-
 
 def find_fix(root: RootKind, steps: tuple[PathStep, ...], *, kind: MemoryKind | None = None) -> Fix:
     """Return what a person does so that a path no longer holds memory of this kind."""
     begin = steps[0]
-    fixed = _BY_MEMORY[kind] if kind in _BY_MEMORY else _BY_ROOT.get(root)
-    if begin.kind is StepKind.CONTEXT_VARIABLE and kind not in _BY_MEMORY:
+    by_memory: dict[MemoryKind | None, FixKind] = {
+        "cuBLAS workspace": FixKind.RELEASE_CUBLAS,
+        "CUDA-graph pool": FixKind.DELETE_CUDA_GRAPH,
+        "compile cache": FixKind.RESET_COMPILER,
+    }
+    fixed = by_memory.get(kind)
+    if fixed is None and begin.kind is StepKind.CONTEXT_VARIABLE:
         return Fix(FixKind.SET_CONTEXT_VARIABLE, begin.name)
+    if fixed is None and root in ("exception", "thread"):
+        fixed = FixKind.END_FUNCTION if root == "thread" else FixKind.RELEASE_EXCEPTIONS
     if fixed is not None:
         return Fix(fixed)
     if root == "nowhere":
@@ -346,12 +330,18 @@ def find_cut(steps: Steps, *, drops_graphs: bool = False) -> tuple[FixKind, int]
 
     With ``drops_graphs`` it drops the tensor whose autograd graph the path leads through.
     """
+    # Steps whose holder decides, not what it leads to.
+    by_step = {
+        StepKind.GRAPH: FixKind.DROP_GRAPH,
+        StepKind.CACHE: FixKind.CLEAR_CACHE,
+        StepKind.FRAME: FixKind.CLOSE,
+    }
     for number, step in enumerate(steps):
         if step.kind is StepKind.GRAPH and drops_graphs:
             steps = steps[:number]
             break
-        if step.kind in _BY_STEP:
-            return _BY_STEP[step.kind], number
+        if step.kind in by_step:
+            return by_step[step.kind], number
         if step.kind in (StepKind.WITHIN, StepKind.TRACEBACK):
             # A frame keeps its variables as long as the exception is kept.
             steps = steps[:number]

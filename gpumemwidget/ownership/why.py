@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
+from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple, TypeVar
 
 from gpumemwidget.backends.hardware import Hardware
@@ -49,7 +50,6 @@ from gpumemwidget.tracing.sources import is_library
 
 #: Maximum number of holders that are listed.
 _MOST_HOLDERS = 20
-_QUOTED = re.compile(r"\['([^'\"\]]*)'\]")
 _UNSEEN = PathStep(StepKind.ROOT, UNSEEN)
 
 
@@ -111,7 +111,7 @@ def explain(shell: Shell, expression: str) -> Explanation:
         BadInputError: it goes on with something that can't be found without running code.
     """
     # With double quotes, as paths are spelled.
-    expression = _QUOTED.sub(r'["\1"]', expression.strip())
+    expression = re.sub(r"\['([^'\"\]]*)'\]", r'["\1"]', expression.strip())
     with paused_collector():
         account = take_account(shell, budget_s=FULL_BUDGET_S, depth="holders")
         if account is None:
@@ -286,21 +286,13 @@ class _Inquiry:
 
     def _find_within(self) -> set[int]:
         """Return the places on the ways from the object to its own storages, both ends too."""
-        referrers: dict[int, list[int]] = {}
-        for place in self._reached:
-            for part in self._graph.edges[place]:
-                if part in self._reached:
-                    referrers.setdefault(part, []).append(place)
-        within = set(self._own)
-        pending = list(within)
-        while pending:
-            place = pending.pop()
+        edges: list[Sequence[int]] = list(self._graph.edges)
+        for place in self._target.places:
             # What refers back to the object is outside.
-            for holder in referrers.get(place, ()) if place not in self._target.places else ():
-                if holder not in within:
-                    within.add(holder)
-                    pending.append(holder)
-        return within
+            edges[place] = ()
+        leading = flag_reaching(edges, self._own)
+        between = {place for place in self._reached if leading[place]}
+        return between | self._own | self._target.places
 
     # -- what leads into it ------------------------------------------------------------------------
 
@@ -330,19 +322,12 @@ class _Inquiry:
         """Add the holders that reference counts show and no walk has met."""
         known = {root.place for root in self._account.outer}
         for place in self._account.elsewhere:
-            if place in known or place not in self._within or self._is_lent_within(place):
+            if place in known or place not in self._within:
                 continue
             info = self._graph.storages.get(place)
             is_lent = info is not None and info.is_borrowed
             holder = PathStep(StepKind.LENDER, LENDER) if is_lent else _UNSEEN
             self._ways.append(_Way((holder,), place))
-
-    def _is_lent_within(self, place: int) -> bool:
-        """Return whether a part is one of two known storages over the same memory."""
-        infos = self._graph.storages
-        below = {infos[storage].address for storage in self._find_below(place)}
-        same = [info for info in infos.values() if info.address in below]
-        return len(same) > len(below) and any(info.is_borrowed for info in same)
 
     # -- what cuts it ------------------------------------------------------------------------------
 
@@ -368,10 +353,6 @@ class _Inquiry:
     def _find_fix(self, ways: Sequence[_Way]) -> Fix:
         """Return what a person does about ways that differ in indices alone."""
         first, last = (find_fix(way.root, self._list_steps(way)) for way in (ways[0], ways[-1]))
-        # The registry has it itself, and not what leads to it.
-        is_asked = self._expression in self._account.rows and len(ways[0].steps) == 2
-        if first.kind is FixKind.CLOSE_WIDGETS and is_asked:
-            return Fix(FixKind.CLOSE, self._expression)
         if first == last:
             return first
         texts = _fold([way.path for way in ways])
@@ -395,8 +376,6 @@ class _Inquiry:
             rows = (row.name for row in self._account.rows.values() if row.root == root.kind)
             return _Cut(fix, words=frozenset({fix.path} if fix.path.startswith("Out[") else rows))
         fix = self._find_fix([way])
-        if root.kind == "module" and fix.kind in (FixKind.CLOSE, FixKind.CLOSE_WIDGETS):
-            return self._close_widgets(root, way, fix)
         steps = self._list_steps(way)
         kind, number = find_cut(steps, drops_graphs=True)
         module = root.word.rpartition(".")[0] if root.kind == "module" else ""
@@ -418,14 +397,6 @@ class _Inquiry:
             named = ((entry, self._paths.name_part(holder, entry)) for entry in entries)
             parts += [entry for entry, names in named if names[-1].kind is StepKind.CACHE]
         return _Cut(Fix(kind, path, module), links=frozenset((holder, entry) for entry in parts))
-
-    def _close_widgets(self, root: Root, way: _Way, fix: Fix) -> _Cut:
-        # To close a widget closes its channel too, of which only the kernel knows.
-        edges = self._graph.edges
-        widgets = {way.part} if fix.kind is FixKind.CLOSE else {*edges[root.place]}
-        closing = {root.place, *self._account.elsewhere}
-        pairs = ((place, part) for place in closing for part in edges[place] if part in widgets)
-        return _Cut(fix, links=frozenset(pairs))
 
     def _join_ways(self) -> Iterator[_Way]:
         """Yield the ways, and for several from a variable with nothing else the variable alone."""
@@ -471,9 +442,7 @@ class _Inquiry:
         parts = sorted(cuts.keys() - rows, key=_split_numbers, reverse=True)
         return Cure(
             fixes=(*parts, *rows),
-            # A widget and its handlers refer to each other.
-            needs_collection=self._is_in_cycle()
-            or FixKind.CLOSE_WIDGETS in {fix.kind for fix in cuts},
+            needs_collection=self._is_in_cycle(),
             frees_bytes=frees_bytes,
         )
 
@@ -483,22 +452,14 @@ class _Inquiry:
             return True
         edges = self._graph.edges
         leading = flag_reaching(edges, self._own)
-        counts = {place: 0 for place in self._reached if leading[place]}
-        for place in counts:
-            for part in edges[place]:
-                if part in counts:
-                    counts[part] += 1
-        # What nothing else of it refers to goes, and so on: a cycle is left over.
-        pending = [place for place, number in counts.items() if not number]
-        while pending:
-            place = pending.pop()
-            del counts[place]
-            for part in edges[place]:
-                if part in counts:
-                    counts[part] -= 1
-                    if not counts[part]:
-                        pending.append(part)
-        return bool(counts)
+        places = {place for place in self._reached if leading[place]}
+        try:
+            TopologicalSorter(
+                {place: places.intersection(edges[place]) for place in places}
+            ).prepare()
+        except CycleError:
+            return True
+        return False
 
 
 def _find_target(shell: Shell, account: Account, text: str) -> _Target | None:

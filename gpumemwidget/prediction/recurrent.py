@@ -12,10 +12,10 @@ from functools import partial
 from math import prod
 from typing import Any
 
-from gpumemwidget.prediction.operations import TensorMeta
-from gpumemwidget.prediction.plans import (
+from gpumemwidget.prediction.operations import (
     MIB,
     PlanBuilder,
+    TensorMeta,
     UnknownFormError,
     is_contiguous,
     rule,

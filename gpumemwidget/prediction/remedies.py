@@ -1,4 +1,8 @@
-"""Ways to need less memory: each is a change to the copies of a dry run, which is then repeated."""
+"""Ways to fit a step into memory, each predicted: remedies, and the largest batch.
+
+A remedy is a change to the copies of a dry run, which is then repeated. A batch is searched for by
+predicting sizes, and only a size that was predicted is the answer.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +13,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from gpumemwidget.errors import PredictionError
+from gpumemwidget.errors import BadInputError, PredictionError
 from gpumemwidget.model.predictions import PredictedRemedy, PredictionRecord
 from gpumemwidget.prediction.forecast import Target, forecast
 from gpumemwidget.prediction.operations import Copies, DryRun
 from gpumemwidget.tracing.sources import Source, Sources
-
-#: Minimum share of the reserved peak that a remedy saves, to be worth a line.
-_WORTH = 0.01
-_EXPANDABLE = (
-    "expandable segments",
-    "%env PYTORCH_ALLOC_CONF=expandable_segments:True  # before torch is imported",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +99,8 @@ def list_remedies(
         changed = forecast(run, place, Sources(Source("", "", "cell", "")))
         n_bytes = changed.reserved.expected
         saved_bytes = record.reserved.expected - n_bytes
-        if saved_bytes > _WORTH * record.reserved.expected:
+        # Less than a hundredth is not worth a line.
+        if saved_bytes > 0.01 * record.reserved.expected:
             peaks = (saved_bytes, n_bytes, changed.allocated.expected)
             found.append(PredictedRemedy(name, command, *peaks, changed.fits))
 
@@ -114,7 +112,8 @@ def list_remedies(
             continue
         judge(change.name, change.command, changed, target)
     if (expandable := target.make_expandable()) is not None:
-        judge(*_EXPANDABLE, run, expandable)
+        command = "%env PYTORCH_ALLOC_CONF=expandable_segments:True  # before torch is imported"
+        judge("expandable segments", command, run, expandable)
     ranked = sorted(found, key=lambda remedy: -remedy.saved_bytes)
     return replace(record, remedies=tuple(ranked), untried=tuple(untried))
 
@@ -223,3 +222,94 @@ def _accumulate(copies: Copies) -> None:
         return result
 
     copies.step = run
+
+
+# -- The largest batch -----------------------------------------------------------------------------
+
+
+def find_shapes(torch: Any, batch: object, dim: int, size: int) -> dict[int, tuple[int, ...]]:
+    """Return the shapes of a batch's tensors at another size, by their ``id``.
+
+    Those tensors change that are as long in the dimension as the batch is; see ``measure``.
+    """
+    now = measure(torch, batch, dim)
+    shapes = {}
+    for tensor in _list_tensors(torch, batch, 0):
+        if tensor.dim() > dim and tensor.shape[dim] == now:
+            shape = list(tensor.shape)
+            shape[dim] = size
+            shapes[id(tensor)] = tuple(shape)
+    return shapes
+
+
+def measure(torch: Any, batch: object, dim: int) -> int:
+    """Return the size of a batch in a dimension: that of its first tensor that has it.
+
+    Raises:
+        BadInputError: no tensor of the batch has the dimension.
+    """
+    for tensor in _list_tensors(torch, batch, 0):
+        if tensor.dim() > dim and tensor.shape[dim] > 0:
+            return int(tensor.shape[dim])
+    raise BadInputError(
+        f"the batch has no tensor with a dimension {dim} that is not empty: give a tensor, or a "
+        "list, a tuple or a dictionary of tensors"
+    )
+
+
+def _list_tensors(torch: Any, value: object, depth: int) -> Iterator[Any]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth < 8:
+        if isinstance(value, Mapping):
+            items: Any = value.values()
+        elif isinstance(value, (list, tuple)):
+            items = value
+        else:
+            items = vars(value).values() if hasattr(value, "__dict__") else ()
+        for item in list(items):
+            yield from _list_tensors(torch, item, depth + 1)
+
+
+def search(begin: int, room: int, predict: Callable[[int], tuple[int, bool]]) -> int:
+    """Return the largest size that was predicted to fit; 0 if none did.
+
+    Memory grows nearly in proportion to the size, so the next size comes from the line through the
+    last two.
+
+    Args:
+        begin: the first size.
+        room: bytes that there are.
+        predict: returns the bytes that a size needs, and whether it surely fits.
+    """
+    needs: dict[int, int] = {}
+    fits: dict[int, bool] = {}
+    size = begin
+    for _ in range(14):
+        needs[size], fits[size] = predict(size)
+        low = max((size for size, is_so in fits.items() if is_so), default=0)
+        high = min((size for size, is_so in fits.items() if not is_so), default=None)
+        # A hundredth of the size is close enough.
+        if high is not None and high - low <= max(1, low // 100):
+            break
+        size = _choose_next(needs, fits, room)
+    return max((size for size, is_so in fits.items() if is_so), default=0)
+
+
+def _choose_next(needs: Mapping[int, int], fits: Mapping[int, bool], room: int) -> int:
+    """Return a size between those that bracket the answer, where the room is likely to end."""
+    good = sorted(size for size, is_so in fits.items() if is_so)
+    bad = sorted(size for size, is_so in fits.items() if not is_so)
+    low = good[-1] if good else 0
+    top = bad[0] - 1 if bad else 8 * max(low, 1)
+    if len(needs) == 1:
+        return min(2 * low, top) if good else max(1, top // 2)
+    # A size that does not fit was predicted for an endless device, which gives nothing back.
+    first, second = good[-2:] if len(good) > 1 else sorted(needs)[:2]
+    slope = (needs[second] - needs[first]) / (second - first)
+    guess = (low + top + 1) // 2
+    if slope > 0:
+        guess = int(second + (room - needs[second]) / slope)
+    # A full allocator gives its cache back, so the line may lead to one end again and again.
+    margin = max(1, (top + 1 - low) // 8) if bad else 1
+    return min(max(guess, low + margin), top + 1 - margin)

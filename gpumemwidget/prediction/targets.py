@@ -16,7 +16,7 @@ from gpumemwidget.errors import BadInputError, PredictionError
 from gpumemwidget.model.devices import Block, Chip, Segment
 from gpumemwidget.model.predictions import PredictionDevice
 from gpumemwidget.prediction.forecast import UNLIMITED_BYTES, Target
-from gpumemwidget.prediction.plans import H200, GpuFacts
+from gpumemwidget.prediction.operations import H200, GpuFacts
 from gpumemwidget.units import format_bytes, parse_bytes
 
 
@@ -142,32 +142,30 @@ def _read_settings(torch: Any, total_bytes: int) -> AllocatorSettings:
 
 #: Taken by the CUDA context and by the libraries' kernels, of no allocator.
 CONTEXT_BYTES = 600 << 20
-#: GPUs that one can rent or buy: the GiB that PyTorch finds, the compute capability, the number of
-#: multiprocessors and of the threads of each.
-_SPECIFICATIONS = (
-    ("T4", 14.56, (7, 5), 40, 1024),
-    ("P100", 15.89, (6, 0), 56, 2048),
-    ("V100-16GB", 15.75, (7, 0), 80, 2048),
-    ("V100-32GB", 31.73, (7, 0), 80, 2048),
-    ("L4", 21.96, (8, 9), 58, 1536),
-    ("A10", 21.98, (8, 6), 72, 1536),
-    ("A10G", 21.98, (8, 6), 80, 1536),
-    ("A30", 23.49, (8, 0), 56, 2048),
-    ("A100-40GB", 39.38, (8, 0), 108, 2048),
-    ("A100-80GB", 79.14, (8, 0), 108, 2048),
-    ("L40S", 44.31, (8, 9), 142, 1536),
-    ("RTX-3060", 11.62, (8, 6), 28, 1536),
-    ("RTX-3090", 23.55, (8, 6), 82, 1536),
-    ("RTX-4090", 23.49, (8, 9), 128, 1536),
-    ("RTX-5090", 31.34, (12, 0), 170, 1536),
-    ("RTX-A6000", 47.40, (8, 6), 84, 1536),
-    ("H100", 79.10, (9, 0), 132, 2048),
-    ("H200", 139.72, (9, 0), 132, 2048),
-    ("B200", 178.35, (10, 0), 148, 2048),
-)
+#: GPUs that one can rent or buy: the bytes that PyTorch finds, and the chip.
 _GPUS = {
     name: (round(gib * (1 << 30)), Chip(capability, n_multiprocessors, n_threads))
-    for name, gib, capability, n_multiprocessors, n_threads in _SPECIFICATIONS
+    for name, gib, capability, n_multiprocessors, n_threads in (
+        ("T4", 14.56, (7, 5), 40, 1024),
+        ("P100", 15.89, (6, 0), 56, 2048),
+        ("V100-16GB", 15.75, (7, 0), 80, 2048),
+        ("V100-32GB", 31.73, (7, 0), 80, 2048),
+        ("L4", 21.96, (8, 9), 58, 1536),
+        ("A10", 21.98, (8, 6), 72, 1536),
+        ("A10G", 21.98, (8, 6), 80, 1536),
+        ("A30", 23.49, (8, 0), 56, 2048),
+        ("A100-40GB", 39.38, (8, 0), 108, 2048),
+        ("A100-80GB", 79.14, (8, 0), 108, 2048),
+        ("L40S", 44.31, (8, 9), 142, 1536),
+        ("RTX-3060", 11.62, (8, 6), 28, 1536),
+        ("RTX-3090", 23.55, (8, 6), 82, 1536),
+        ("RTX-4090", 23.49, (8, 9), 128, 1536),
+        ("RTX-5090", 31.34, (12, 0), 170, 1536),
+        ("RTX-A6000", 47.40, (8, 6), 84, 1536),
+        ("H100", 79.10, (9, 0), 132, 2048),
+        ("H200", 139.72, (9, 0), 132, 2048),
+        ("B200", 178.35, (10, 0), 148, 2048),
+    )
 }
 
 

@@ -23,7 +23,7 @@ from gpumemwidget.model.releases import UNCOUNTED, ReleaseStay, Remnant
 from gpumemwidget.ownership.graph.torch_reader import StorageInfo
 from gpumemwidget.ownership.holdings import Account, sum_storages, take_account
 from gpumemwidget.ownership.labels import UNNAMED, UNSEEN, spell_steps
-from gpumemwidget.ownership.moves import Move
+from gpumemwidget.ownership.partition import Move
 from gpumemwidget.ownership.paths import Paths
 from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.progress import Stage, report_progress

@@ -149,11 +149,7 @@ def _word_reason(reason: Reason) -> str:
         holders += [f"{reason.n_more} more"] if reason.n_more else []
         return f"{join_words(holders)} also {'uses' if len(holders) == 1 else 'use'} it"
     words = _REASONS[reason.kind]
-    if reason.kind is ReasonKind.IMMOVABLE and reason.holders:
-        path = reason.holders[0]
-        more = f" and {reason.n_more} more" if reason.n_more else ""
-        words = f"PyTorch can't move {path}{more} in place; assign a copy: {path} = {path}.cpu()"
-    elif reason.kind is ReasonKind.IMMOVABLE and not reason.is_of_another:
+    if reason.kind is ReasonKind.IMMOVABLE and not reason.is_of_another:
         words += "; use .to()"
     return f"what belongs to it can't be moved: {words}" if reason.is_of_another else words
 

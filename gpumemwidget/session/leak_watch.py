@@ -13,14 +13,10 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from gpumemwidget.backends.hooks import OptimizerStepHook, find_torch
-from gpumemwidget.leaks.gains import make_holders
 from gpumemwidget.leaks.levels import MIN_GROWTH_BYTES
-from gpumemwidget.leaks.lines import find_growing_line, start_lines
-from gpumemwidget.leaks.loops import LoopEvents
-from gpumemwidget.leaks.modules import ModuleContents
 from gpumemwidget.leaks.runs import MIN_RUNS, RepeatedCells, make_cell_key
-from gpumemwidget.leaks.steps import Loop, LoopWatch
-from gpumemwidget.leaks.survey import Survey, take_survey
+from gpumemwidget.leaks.steps import Loop, LoopEvents, LoopWatch, find_growing_line, start_lines
+from gpumemwidget.leaks.survey import ModuleContents, Survey, make_holders, take_survey
 from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.leaks import Leak, LeakHolder, LeakLine, UnexplainedGrowth

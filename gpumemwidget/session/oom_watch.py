@@ -150,11 +150,11 @@ class OomWatch:
     # -- The card ----------------------------------------------------------------------------------
 
     def _build(self, cell: _Cell, sign: OomSign, run: EndedRun) -> OomCard | None:
-        from gpumemwidget.oom.failed_cell import (  # noqa: PLC0415 - when needed
+        from gpumemwidget.oom.remedies import (  # noqa: PLC0415 - when needed
             find_failing_line,
+            find_remedies,
             list_mentions,
         )
-        from gpumemwidget.oom.remedies import find_remedies  # noqa: PLC0415 - when needed
 
         shell, hardware = self._shell, self._hardware
         notes: list[str] = []

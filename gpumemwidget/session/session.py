@@ -201,13 +201,13 @@ class Session:
 
     def plan_restore(self, names: Sequence[str]) -> RestorePlan:
         """Return what ``restore`` would do; nothing is changed."""
-        from gpumemwidget.releasing.restore import plan_restore  # noqa: PLC0415 - when used
+        from gpumemwidget.releasing.release import plan_restore  # noqa: PLC0415 - when used
 
         return plan_restore(self.shell, names)
 
     def restore(self, names: Sequence[str]) -> RestoreReport:
         """Bring back what a release moved to the CPU; see ``gpumemwidget.restore``."""
-        from gpumemwidget.releasing.restore import execute_restore  # noqa: PLC0415 - when used
+        from gpumemwidget.releasing.release import execute_restore  # noqa: PLC0415 - when used
 
         self._refuse_beside_cell()
         try:
@@ -217,7 +217,7 @@ class Session:
 
     def _refuse_parts(self, request: ReleaseRequest) -> None:
         """Refuse a part of a variable with the command that frees it."""
-        from gpumemwidget.releasing.refusals import find_part  # noqa: PLC0415 - when used
+        from gpumemwidget.releasing.plan import find_part  # noqa: PLC0415 - when used
         from gpumemwidget.report.why import word_part_refusal  # noqa: PLC0415 - when used
 
         part = find_part(self.shell, request.names)

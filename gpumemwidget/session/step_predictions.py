@@ -17,11 +17,17 @@ from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.hooks import find_torch
 from gpumemwidget.errors import BadInputError, PredictionError, name_type
 from gpumemwidget.model.predictions import PredictedRemedy, PredictionRecord
-from gpumemwidget.prediction.batches import find_shapes, measure, search
 from gpumemwidget.prediction.dry.dry_run import MAX_STEPS, carry_out
 from gpumemwidget.prediction.forecast import Target, forecast
 from gpumemwidget.prediction.operations import DryRun
-from gpumemwidget.prediction.remedies import Outline, list_remedies, outline
+from gpumemwidget.prediction.remedies import (
+    Outline,
+    find_shapes,
+    list_remedies,
+    measure,
+    outline,
+    search,
+)
 from gpumemwidget.prediction.targets import find_absent_target, find_present_target
 from gpumemwidget.report.render.output import Report, ShowsReport
 from gpumemwidget.session.interrupts import raise_lost_interrupts, run_to_end

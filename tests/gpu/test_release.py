@@ -16,7 +16,7 @@ from gpumemwidget.model.releases import (
     Stop,
     StopKind,
 )
-from gpumemwidget.releasing.restore import execute_restore
+from gpumemwidget.releasing.release import execute_restore
 from tests.gpu.conftest import needs_two
 from tests.gpu.processes import MIB
 from tests.ownership.notebook import Notebook

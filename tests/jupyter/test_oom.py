@@ -25,7 +25,7 @@ from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.model.breakdowns import BreakdownPart
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ooms import OomCard
-from gpumemwidget.oom import failed_cell
+from gpumemwidget.oom import remedies
 from gpumemwidget.ownership.graph import torch_reader as storages
 from gpumemwidget.session.oom_watch import OomWatch
 from gpumemwidget.session.session import current_session
@@ -90,7 +90,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
 
     monkeypatch.setattr(storages.TorchReader, "read_storage", read_storage)
     # What stands for PyTorch here is none of the user's code.
-    for module in (sources, failed_cell):
+    for module in (sources, remedies):
         monkeypatch.setattr(
             module, "is_library", lambda filename: "/tests/" in filename or is_library(filename)
         )

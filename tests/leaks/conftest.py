@@ -32,3 +32,11 @@ def list_shown(captured: CapturedIO) -> list[str]:
         place = output.transient.get("display_id", number) if output.transient else number
         shown[place] = output.data["text/plain"]
     return list(shown.values())
+
+
+def say(shell: InteractiveShell, cell: str) -> str:
+    """Run a cell, which may fail; return what it printed and displayed, as one line."""
+    with capture_output() as captured:
+        shell.run_cell(cell, store_history=True)
+    shown = list_shown(captured)
+    return " ".join(" ".join([captured.stdout, captured.stderr, *shown]).split())

@@ -6,13 +6,13 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
-from IPython.utils.capture import capture_output
 
-from gpumemwidget.leaks import lines
-from tests.leaks.conftest import list_shown
+from gpumemwidget.leaks import steps
+from tests.leaks.conftest import say
 
 _SETUP = """
 import torch
@@ -44,17 +44,11 @@ Run = Callable[[str], str]
 def run(loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     """Run a cell; what it displayed and printed, as one line."""
     # In the heap of a process that ran many tests, a count takes long.
-    monkeypatch.setattr(lines, "_GRACE_NS", 60_000_000_000)
+    monkeypatch.setattr(steps, "_GRACE_NS", 60_000_000_000)
 
-    def run(cell: str) -> str:
-        with capture_output() as captured:
-            loaded.run_cell(cell, store_history=True)
-        shown = list_shown(captured)
-        return " ".join(" ".join([captured.stdout, captured.stderr, *shown]).split())
-
-    run(_SETUP)
-    yield run
-    run("history.clear(); del loss, x")
+    say(loaded, _SETUP)
+    yield partial(say, loaded)
+    say(loaded, "history.clear(); del loss, x")
 
 
 @pytest.mark.saved_tensors
@@ -466,12 +460,7 @@ def test_unloading_leaves_no_hook(loaded: InteractiveShell) -> None:
 
 def test_growth_without_tensors_has_a_table_of_its_own(loaded: InteractiveShell) -> None:
     """By the cell that adds it, and what it may be; a tensor's growth is none of it."""
-
-    def run(cell: str) -> str:
-        with capture_output() as captured:
-            loaded.run_cell(cell, store_history=True)
-        return " ".join(" ".join([captured.stdout, *list_shown(captured)]).split())
-
+    run = partial(say, loaded)
     run("import numpy, torch; kept, tensors = [], []")
     for _ in range(3):
         run("tensors.append(torch.ones(1 << 20))")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 
 import pytest
 
@@ -74,6 +75,26 @@ def _is_right(found: Found, leak: Leak) -> bool:
         and any(leak.holder in holder.path for holder in told.holders)
         and (leak.name in _MAY_LACK_LINE if told.line is None else told.line.text in leak.lines)
     )
+
+
+def test_there_are_enough_of_each_kind() -> None:
+    """28 clean programs, 10 leaks over runs and 12 within a loop, each of a name of its own."""
+    names = [program.name for program in (*CLEAN, *LEAKS)]
+    kinds = Counter(leak.found_by for leak in LEAKS)
+
+    assert len(CLEAN) >= 28
+    assert kinds["runs"] >= 10
+    assert kinds["steps"] >= 12
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("leak", LEAKS, ids=lambda leak: leak.name)
+def test_lines_of_leaks_stand_in_their_cells(leak: Leak) -> None:
+    """Each is a whole line of a cell, without its indentation."""
+    lines = {line.strip() for cell in leak.runs for line in cell.splitlines()}
+
+    assert set(leak.lines) <= lines
+    assert leak.runs.count(leak.grown) >= (4 if leak.found_by == "runs" else 1)
 
 
 @_on_each_device

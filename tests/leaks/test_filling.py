@@ -48,7 +48,7 @@ def test_a_slow_loop_without_an_optimizer_is_followed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In a function of another cell, too."""
-    monkeypatch.setattr("gpumemwidget.leaks.loops._MIN_TURN_S", 0)
+    monkeypatch.setattr("gpumemwidget.leaks.steps._MIN_TURN_S", 0)
     collect = "def collect():\n    for _ in range(30): kept.append(take(2 << 20))"
 
     *_, said = notebook.run("kept = []", collect, "collect()")

@@ -12,7 +12,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
-from tests.leaks.conftest import list_shown
+from tests.leaks.conftest import say
 
 Run = Callable[..., str]
 
@@ -22,13 +22,9 @@ def run(loaded: InteractiveShell) -> Iterator[Run]:
     """Run cells; what the last one displayed and printed, as one line."""
 
     def run(*cells: str) -> str:
-        said = ""
-        for cell in cells:
-            with capture_output() as captured:
-                loaded.run_cell(cell, store_history=True).raise_error()
-            shown = list_shown(captured)
-            said = " ".join(" ".join([captured.stdout, captured.stderr, *shown]).split())
-        return said
+        said = [say(loaded, cell) for cell in cells]
+        assert "Traceback" not in " ".join(said)
+        return said[-1]
 
     run("import torch")
     yield run

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from gpumemwidget.leaks.loops import LoopEvents
+from gpumemwidget.leaks.steps import LoopEvents
 
 pytestmark = pytest.mark.skipif(
     sys.version_info < (3, 12), reason="Python tells of loops from 3.12 on"

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumemwidget.ownership.graph.kinds import DeadEnds, KindFinder
-from gpumemwidget.ownership.graph.torch_reader import HiddenHolders, TorchReader
+from gpumemwidget.ownership.graph.kinds import DeadEnds, HiddenHolders, KindFinder
+from gpumemwidget.ownership.graph.torch_reader import TorchReader
 from gpumemwidget.ownership.graph.walk import flag_reaching
 
 

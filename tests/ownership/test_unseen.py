@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed
-from torch.autograd import forward_ad
 
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
 from gpumemwidget.backends.host import HostBackend
@@ -49,17 +48,7 @@ x = forward()
     "complex as real": "x = torch.view_as_real(torch.randn(512, 512, dtype=torch.complex64))",
     "real as complex": "x = torch.view_as_complex(torch.randn(512, 512, 2))",
     "nested, parts": "x = torch.nested.nested_tensor([torch.randn(500, 512)] * 2).unbind()",
-    "wrapped by grad": """
-x = []
-torch.func.grad(lambda t: (x.append(t * 2), t.sum())[1])(torch.randn(512, 512))
-""",
-    "wrapped by vmap": """
-x = []
-torch.vmap(lambda t: (x.append(t * 2), t.sum())[1])(torch.randn(512, 512))
-""",
-    "vjp": "x = torch.func.vjp(lambda t: t.sin().exp(), torch.randn(512, 512))",
     "several results, displayed": "x = torch.randn(512, 512).sort()\nx",
-    "future": "x = torch.futures.Future()\nx.set_result(torch.randn(512, 512))",
 }
 
 #: Each binds ``x``; what is planned is freed with it, and there might be more.
@@ -76,7 +65,7 @@ x = forward()
 }
 
 #: Those whose memory is what autograd has saved.
-_SAVED = {"checkpointed graph", "jagged graph", "wrapped by grad", "vjp"}
+_SAVED = {"checkpointed graph", "jagged graph"}
 
 #: What ``x`` holds is freed, and the plan can't know how much that is: it says "at least".
 AT_LEAST = {
@@ -98,6 +87,10 @@ class Table(nn.Module):
 x = torch.jit.script(Table())
 """,
     "mkldnn": "x = torch.randn(512, 512).to_mkldnn()",
+    "wrapped by vmap": """
+x = []
+torch.vmap(lambda t: (x.append(t * 2), t.sum())[1])(torch.randn(512, 512))
+""",
 }
 #: What PyTorch can't make on a GPU.
 _ON_HOST = {"mkldnn"}
@@ -243,22 +236,6 @@ def test_a_base_that_something_else_holds_is_not_promised(notebook: Notebook) ->
     assert planned == 0
     assert freed < TOLERANCE_BYTES
     notebook.elsewhere.clear()
-
-
-@_on_each_device
-def test_a_dual_number_holds_its_tangent(notebook: Notebook, device: str) -> None:
-    """Within a level of forward-mode differentiation, which a notebook may leave open."""
-    notebook.run("from torch.autograd import forward_ad\nforward_ad.enter_dual_level()")
-    try:
-        number = "torch.randn(1024, 2048)"
-        _run(notebook, device, f"x = forward_ad.make_dual({number}, {number})")
-        planned, freed, _ = _release(notebook, device, "x")
-    finally:
-        forward_ad.exit_dual_level()
-
-    assert planned == 2 * 1024 * 2048 * 4
-    assert device == "host" or freed == planned
-    _check(device, planned, freed)
 
 
 _WRAPPED = """

@@ -7,7 +7,7 @@ import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
 from gpumemwidget.model.ownership import DeviceBytes
-from gpumemwidget.ownership.graph.node_limit import MOST_NODES
+from gpumemwidget.ownership.graph.torch_reader import MOST_NODES
 from gpumemwidget.ownership.holdings import take_account
 from tests.ownership.hostile import boom
 from tests.ownership.notebook import Notebook

@@ -31,11 +31,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from gpumemwidget.allocator.caching import CachingAllocator
 from gpumemwidget.errors import PredictionError
 from gpumemwidget.prediction.dry import tracker
 from gpumemwidget.prediction.dry.dry_run import carry_out
-from gpumemwidget.prediction.dry.shape_cache import ShapeCache
-from gpumemwidget.prediction.operations import DryRun, Operation, TensorMeta
+from gpumemwidget.prediction.dry.fakes import ShapeCache
+from gpumemwidget.prediction.forecast import simulate
+from gpumemwidget.prediction.operations import H200, DryRun, Operation, TensorMeta
+from gpumemwidget.prediction.workspaces import plan_operation
 
 FILE = str(Path(__file__).resolve())
 
@@ -1380,47 +1383,41 @@ def _use_module(x: torch.Tensor) -> None:
     users_module.train(x)  # type: ignore[name-defined]  # noqa: F821
 
 
-class Registered:
-    """A class that keeps its subclasses, whose methods call the methods that they extend."""
+class Slotted:
+    """A class with slots."""
 
-    kinds: list[type] = []  # noqa: RUF012 - as users write it
     __slots__ = ("total",)
-
-    def __init_subclass__(cls, *, name: str) -> None:
-        cls.kinds.append(cls)
-        cls.name = name  # type: ignore[attr-defined]
 
     def __init__(self) -> None:
         self.total = 0
 
     def add(self) -> None:
         self.total += 1
-        SEEN.append(type(self).name)  # type: ignore[attr-defined]
 
 
-class Child(Registered, name="child"):
-    """A subclass without slots of its own."""
+class Child(Slotted):
+    """A subclass without slots of its own, whose method calls the one that it extends."""
 
     def add(self) -> None:
         super().add()
-        assert self.kinds == [Child]
+        SEEN.append("child")
 
 
 def test_classes_with_slots_and_subclasses_are_copied() -> None:
-    """Copies are of the copied classes: ``super()``, ``isinstance`` and registries hold."""
+    """Copies are of the copied classes: ``super()`` and ``isinstance`` hold."""
     child = Child()
 
     def step(x: torch.Tensor) -> None:
         child.add()
         Child().add()
-        assert isinstance(child, Registered)
+        assert isinstance(child, Slotted)
         assert type(child) is Child
         assert len(SEEN) == 2 * child.total
         x.sin()
 
     carry_out(step, (torch.randn(2),), steps=2)
 
-    assert (child.total, SEEN, Registered.kinds) == (0, [], [Child])
+    assert (child.total, SEEN) == (0, [])
 
 
 def test_what_is_reached_in_another_way_is_refused() -> None:
@@ -1518,37 +1515,19 @@ class Wrapper:
         setattr(self.wrapped, name, value)
 
 
-class Borg:
-    """An object that shares its attributes with all others of its class."""
-
-    shared: dict[str, Any] = {}  # noqa: RUF012 - as libraries write it
-
-    def __init__(self) -> None:
-        self.__dict__ = self.shared
-
-
-@pytest.mark.parametrize("library", [__name__, "collections"])
-def test_objects_that_do_not_want_to_be_copied_are(
-    library: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_objects_that_do_not_want_to_be_copied_are() -> None:
     """Nothing of them changes, and what two of them share is shared by the copies."""
-    monkeypatch.setattr(Borg, "__module__", library)
-    uncopied, borgs = Uncopied(), [Borg(), Borg()]
+    uncopied = Uncopied()
     wrapper = Wrapper(uncopied)
-    borgs[0].count = 0  # type: ignore[attr-defined]
 
     def step(x: torch.Tensor) -> None:
         wrapper.count += 1
-        borgs[0].count += 1  # type: ignore[attr-defined]
-        assert uncopied.count == borgs[1].count > 0  # type: ignore[attr-defined]
-        # A library's class is shared, and what is made of it anew.
-        if library == __name__:
-            assert Borg().count == uncopied.count  # type: ignore[attr-defined]
+        assert uncopied.count > 0
         x.sin()
 
     carry_out(step, (torch.randn(2),), steps=2)
 
-    assert (uncopied.count, Borg.shared) == (0, {"count": 0})
+    assert uncopied.count == 0
 
 
 def test_nothing_is_logged_or_printed(capfd: pytest.CaptureFixture[str]) -> None:
@@ -1599,36 +1578,6 @@ def test_widgets_stay_as_they_are() -> None:
     assert [each.value for each in (bar, *bar.children)] == [0, 3, 0]
 
 
-def test_settings_of_the_process_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("USERS_VARIABLE", "kept")
-
-    def step(x: torch.Tensor) -> None:
-        torch.set_grad_enabled(False)
-        torch.set_default_dtype(torch.float64)
-        torch.backends.cudnn.benchmark = True
-        torch.backends.cuda.matmul.allow_tf32 = True
-        torch.set_default_device("meta")
-        torch.autograd.set_detect_anomaly(True)
-        logging.disable(logging.CRITICAL)
-        torch.use_deterministic_algorithms(True)
-        os.environ["USERS_VARIABLE"] = "lost"
-        os.environ["OTHER_VARIABLE"] = "new"
-        x.sin()
-
-    carry_out(step, (torch.randn(2),), steps=1)
-
-    assert torch.is_grad_enabled()
-    assert torch.get_default_dtype() == torch.float32
-    assert not torch.backends.cudnn.benchmark
-    assert not torch.backends.cuda.matmul.allow_tf32
-    assert torch.zeros(1).device.type == "cpu"
-    assert not torch.is_anomaly_enabled()
-    assert logging.root.manager.disable == logging.NOTSET
-    assert not torch.are_deterministic_algorithms_enabled()
-    assert os.environ["USERS_VARIABLE"] == "kept"
-    assert "OTHER_VARIABLE" not in os.environ
-
-
 # -- Other threads ---------------------------------------------------------------------------------
 
 
@@ -1643,51 +1592,72 @@ def meeting() -> Iterator[Any]:
         yield meeting
 
 
-def test_flags_of_cudnn_are_set_for_the_step_alone(meeting: Any) -> None:
-    """A loss of CTC runs without cuDNN, as Hugging Face's does; other threads keep it meanwhile."""
-    seen: list[bool] = []
-    meeting.look = lambda: seen.append(torch.backends.cudnn.enabled)
+def _read_settings() -> list[object]:
+    """Return settings of the process, as every thread finds them."""
+    backends = torch.backends
+    return [
+        *(torch.get_default_dtype(), torch.zeros(2).dtype, torch.is_anomaly_enabled()),
+        *(backends.cudnn.enabled, backends.cudnn.benchmark, backends.cuda.matmul.allow_tf32),
+        *(backends.cuda.flash_sdp_enabled(), torch.are_deterministic_algorithms_enabled()),
+        *(logging.root.manager.disable, os.environ["USERS_VARIABLE"], "OTHER" in os.environ),
+    ]
+
+
+def test_settings_of_the_process_stay(meeting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the step sets is its own, for other threads meanwhile and for all afterwards.
+
+    A loss of CTC, as Hugging Face's, runs without cuDNN: flags that a context sets go with it.
+    """
+    monkeypatch.setenv("USERS_VARIABLE", "kept")
+    seen: list[list[object]] = []
+    meeting.look = lambda: seen.append(_read_settings())
 
     def step(x: torch.Tensor) -> None:
-        with torch.backends.cudnn.flags(enabled=False):
+        torch.set_grad_enabled(False)
+        torch.set_default_dtype(torch.float64)
+        torch.backends.cudnn.benchmark = True
+        torch.backends.cuda.matmul.allow_tf32 = True
+        torch.autograd.set_detect_anomaly(True)
+        logging.disable(logging.CRITICAL)
+        torch.use_deterministic_algorithms(True)
+        os.environ["USERS_VARIABLE"] = "of the step"
+        os.environ["OTHER"] = "new"
+        assert torch.zeros(2).dtype == torch.float64
+        math = torch.nn.attention.SDPBackend.MATH
+        with torch.backends.cudnn.flags(enabled=False), torch.nn.attention.sdpa_kernel(math):
             assert not torch.backends.cudnn.enabled
+            assert not torch.backends.cuda.flash_sdp_enabled()
             meeting.call(meeting.look)
-            x.sum()
         assert torch.backends.cudnn.enabled
+        torch.set_default_device("meta")
+        x.sin()
 
-    carry_out(step, (torch.ones(4),), steps=2)
+    before = _read_settings()
+    carry_out(step, (torch.randn(2),), steps=1)
 
-    assert seen == [True]
-    assert torch.backends.cudnn.enabled
+    assert seen == [before]
+    assert _read_settings() == before
+    assert torch.is_grad_enabled()
+    assert torch.zeros(1).device.type == "cpu"
 
 
-def test_other_threads_find_the_process_as_it_is(
+def test_what_other_threads_do_meanwhile_stays(
     meeting: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever the step sets is its own, and what they set meanwhile stays."""
-    monkeypatch.setenv("USERS_VARIABLE", "kept")
+    """What they set, and that they print and warn."""
     monkeypatch.delenv("NEW_VARIABLE", raising=False)
-    seen: dict[str, Any] = {}
 
-    def look() -> None:
-        seen["dtype"] = torch.get_default_dtype(), torch.zeros(2).dtype
-        seen["flags"] = torch.backends.cudnn.benchmark, torch.backends.cuda.flash_sdp_enabled()
-        seen["variable"] = os.environ["USERS_VARIABLE"]
+    def work() -> None:
         os.environ["NEW_VARIABLE"] = "new"
         torch.backends.cudnn.benchmark = True
         warnings.warn("of the thread", stacklevel=1)
         print("printed by the thread")
 
-    meeting.look = look
+    meeting.work = work
 
     def step(x: torch.Tensor) -> torch.Tensor:
-        torch.set_default_dtype(torch.float64)
         torch.backends.cudnn.benchmark = False
-        os.environ["USERS_VARIABLE"] = "of the step"
-        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-            assert not torch.backends.cuda.flash_sdp_enabled()
-            meeting.call(meeting.look)
-        assert torch.zeros(2).dtype == torch.float64
+        meeting.call(meeting.work)
         return x + 1
 
     with pytest.warns(UserWarning, match="of the thread"):
@@ -1695,9 +1665,6 @@ def test_other_threads_find_the_process_as_it_is(
     was_set = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = False
 
-    assert seen["dtype"] == (torch.float32, torch.float32)
-    assert seen["flags"] == (False, True)
-    assert seen["variable"] == os.environ["USERS_VARIABLE"] == "kept"
     assert os.environ.pop("NEW_VARIABLE") == "new"
     assert was_set
     assert capsys.readouterr().out == "printed by the thread\n"
@@ -1906,3 +1873,74 @@ def test_classes_of_all_kinds_are_copied(step: Callable[[torch.Tensor], object])
 
     assert SEEN == []
     assert SCALE.grad is None
+
+
+# -- Gradients that are added up in place ----------------------------------------------------------
+
+
+def _count_sums(run: DryRun) -> int:
+    return sum(
+        each.name == "aten::add.Tensor" and each.phase == "backward" for each in run.operations
+    )
+
+
+def _measure(run: DryRun) -> tuple[int, int]:
+    """Return the peak of a run, and what is allocated at its end, in bytes."""
+    allocator = CachingAllocator(1 << 40)
+    plans = [plan_operation(each, H200) for each in run.operations]
+    simulation = simulate(run, allocator, plans)
+    return simulation.allocated_peak_bytes, allocator.allocated_bytes
+
+
+def _add_gradients(x: torch.Tensor, weight: Any) -> None:
+    y = x * weight
+    (y.sigmoid() + y.tanh() + y.exp()).sum().backward()
+    weight.grad = None
+
+
+def test_a_sum_of_gradients_takes_the_memory_of_the_first() -> None:
+    """Two products lead to one activation: their gradients take no third tensor."""
+    weight = nn.Parameter(torch.randn(1024, 1024))
+
+    def step(x: torch.Tensor) -> None:
+        y = x * weight
+        (y.exp() + y.exp()).sum().backward()
+
+    run = carry_out(step, (torch.randn(1024, 1024),), steps=1)
+
+    assert len(run.sums_in_place) == _count_sums(run) == 1
+
+
+def test_what_sums_took_is_freed() -> None:
+    """The memory of a sum is freed where the sum was, not where its first part was."""
+    weight = nn.Parameter(torch.randn(64, 64))
+
+    once, twice = [
+        carry_out(_add_gradients, (torch.randn(64, 64), weight), steps=n_steps)
+        for n_steps in (1, 2)
+    ]
+
+    assert len(once.sums_in_place) == 2
+    assert len(twice.sums_in_place) == _count_sums(twice) == 4
+    assert _measure(once) == _measure(twice)
+
+
+def test_a_sum_that_begins_with_a_view_takes_new_memory() -> None:
+    """The gradient of a tied weight is a transposed product first: autograd leaves it as it is."""
+    weight = nn.Parameter(torch.randn(50, 8))
+
+    def step(ids: torch.Tensor) -> None:
+        hidden = nn.functional.embedding(ids, weight)
+        nn.functional.linear(hidden, weight).sum().backward()
+
+    run = carry_out(step, (torch.randint(50, (4,)),), steps=1)
+
+    assert _count_sums(run) == 1
+    assert run.sums_in_place == frozenset()
+
+
+def test_a_sum_of_the_users_own_takes_new_memory() -> None:
+    """What is added in forward is left as it is."""
+    run = carry_out(lambda x: (x + 1) + (x + 2), (torch.randn(8),), steps=1)
+
+    assert run.sums_in_place == frozenset()

@@ -11,22 +11,25 @@ import torch
 from torch import nn
 
 from gpumemwidget.prediction.dry.dry_run import carry_out
-from gpumemwidget.prediction.operations import Operation, Phase, TensorMeta
-from gpumemwidget.prediction.plans import (
+from gpumemwidget.prediction.operations import (
     H200,
     Bound,
     GpuFacts,
+    Operation,
+    Phase,
     Step,
+    TensorMeta,
     WorkspacePlan,
 )
-from gpumemwidget.prediction.workspaces.planner import WorkspacePlanner, plan_operation
+from gpumemwidget.prediction.workspaces import WorkspacePlanner, plan_operation
 from tests.prediction.operators import (
     RecordedOperator,
+    RecordedRecurrent,
     operation,
     read_operators,
+    read_recurrent,
     tensor,
 )
-from tests.prediction.recurrent import RecordedRecurrent, read_recurrent
 
 MIB = 1 << 20
 

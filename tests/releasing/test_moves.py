@@ -13,7 +13,7 @@ import torch
 
 from gpumemwidget.model.releases import Reason, ReasonKind
 from gpumemwidget.ownership.holdings import Account, take_account
-from gpumemwidget.ownership.moves import Move, find_moves
+from gpumemwidget.ownership.partition import Move, find_moves
 from gpumemwidget.releasing import storages
 from gpumemwidget.releasing.storages import carry_out
 from tests.ownership.notebook import Notebook, refuse_to_clone

@@ -11,7 +11,7 @@ import multiprocessing
 import pytest
 
 from gpumemwidget.model.releases import ReasonKind
-from gpumemwidget.releasing.restore import execute_restore
+from gpumemwidget.releasing.release import execute_restore
 from gpumemwidget.releasing.storages import original_devices
 from tests.ownership.notebook import Notebook, Tracker
 

@@ -21,7 +21,7 @@ from gpumemwidget.model.releases import (
     Stop,
     StopKind,
 )
-from gpumemwidget.releasing.restore import execute_restore, plan_restore
+from gpumemwidget.releasing.release import execute_restore, plan_restore
 from gpumemwidget.releasing.storages import original_devices
 from gpumemwidget.report.release import word_stop
 from tests.ownership.notebook import Notebook, refuse_to_clone

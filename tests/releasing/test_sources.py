@@ -81,15 +81,6 @@ def test_an_array_out_of_sight_is_no_promise(notebook: Notebook) -> None:
     assert _freed(report) < MIB
 
 
-def test_many_arrays_in_a_list_have_its_name(notebook: Notebook) -> None:
-    """Predictions that are kept as arrays are the list's, however many."""
-    notebook.run("import torch\nouts = [torch.ones(16384).numpy() for _ in range(100)]")
-
-    plan = notebook.plan("outs")
-
-    assert plan.frees_bytes == DeviceBytes((("host", 100 * 65536),))
-
-
 def test_lent_memory_goes_with_its_lender(notebook: Notebook) -> None:
     """Whether the array has gone is not known before: at least nothing, and the words say why."""
     notebook.run(f"import torch, numpy as np\na = np.ones({MIB})\nt = torch.from_numpy(a)")
@@ -193,22 +184,6 @@ def test_what_went_with_a_holder_in_cpp_is_not_reported_as_kept(notebook: Notebo
     assert _freed(report) == pytest.approx(4 * MIB, abs=MIB)
 
 
-def test_frozen_constants_are_named_and_stay(notebook: Notebook) -> None:
-    """TorchScript keeps the code of a module that is gone, and the constants in it."""
-    notebook.run(
-        "import torch, warnings; warnings.simplefilter('ignore')\n"
-        "net = torch.nn.Linear(1024, 1024, bias=False).eval()\n"
-        "frozen = torch.jit.freeze(torch.jit.script(net)); del net"
-    )
-
-    held_bytes = notebook.list_rows()["frozen"].held_bytes
-    report = notebook.release("frozen")
-
-    assert held_bytes.on("host") >= 4 * MIB
-    assert report.plan.frees_bytes.total_bytes == 0
-    assert _freed(report) < MIB
-
-
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have every tensor taken for one on a GPU."""
@@ -271,23 +246,6 @@ def test_copies_of_what_is_on_the_host_free_nothing(notebook: Notebook) -> None:
     kept = sum_frees(notebook.shell, ["x"], keep=True, budget_s=60.0)
 
     assert kept.frees_bytes.total_bytes == 0
-
-
-@pytest.mark.usefixtures("movable")
-def test_what_can_not_be_moved_is_named_by_its_path(notebook: Notebook) -> None:
-    """No module registers it, so its ``to`` would not move it: the words say what does."""
-    notebook.run(
-        "import torch\nclass State: pass\n"
-        "model = torch.nn.Sequential(torch.nn.Linear(2, 2)); model[0].qstate = State()\n"
-        "model[0].qstate.CB = torch.ones(1000).to_sparse()"
-    )
-
-    text = " ".join(report_plan(notebook.plan("model", keep=True)).text.split())
-
-    path = "model[0].qstate.CB"
-    assert f"PyTorch can't move {path}" in text
-    assert f"{path} = {path}.cpu()" in text
-    assert ".to()" not in text
 
 
 def test_arrays_of_numbers_hold_nothing(notebook: Notebook) -> None:

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumemwidget.backends.host import find_malloc
-from gpumemwidget.leaks.loops import LoopEvents
+from gpumemwidget.leaks.steps import LoopEvents
 from gpumemwidget.model.traces import HostLines, NoteKind, TraceNote
 from gpumemwidget.tracing.line_watch import LineReadings, LineWatch, describe_lines, watch_lines
 from gpumemwidget.tracing.sources import Source, Sources

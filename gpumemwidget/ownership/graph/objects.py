@@ -118,10 +118,6 @@ def is_running(frame: FrameType) -> bool:
     return any(running is frame for _, running in iterate_frames())
 
 
-#: References to the dictionary of a frame's variables that only the frame has: its own, that of the
-#: function that looks, and that of the call that counts.
-_FRAMES_OWN_REFS = 3
-
 #: The class of the arguments of a dataclass's decorator.
 _DATACLASS_PARAMS: Any = type(vars(dataclass(type("_", (), {})))["__dataclass_params__"])
 
@@ -167,7 +163,8 @@ def read_locals(frame: FrameType) -> dict[str, object]:
     variables = dict(given)
     # While a debugger traces the frame its dictionary is written back to the variables. It is also
     # what `locals()` gave to a function that may have kept it.
-    is_ours = frame.f_trace is None and sys.getrefcount(given) == _FRAMES_OWN_REFS
+    # If only the frame has it there are three references: its own, this function's, and the call's.
+    is_ours = frame.f_trace is None and sys.getrefcount(given) == 3
     if type(given) is dict and is_ours:
         given.clear()
     return variables

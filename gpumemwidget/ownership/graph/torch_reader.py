@@ -6,6 +6,12 @@ reading of tensors and autograd graphs is here, in a form that calls no hook, no
 ``_raw_saved_*`` and its ``.data``, because ``_saved_*`` runs unpack hooks, and under gradient
 checkpointing that recomputes the activations
 (https://docs.pytorch.org/tutorials/intermediate/autograd_saved_tensors_hooks_tutorial.html).
+
+To look at a node makes a Python object for it, and since torch 2.10 that object stays as long as
+the node. When a chain of such nodes goes, each one's end is called from within that of the one
+before it: at some 45,000 in a row (torch 2.13, a stack of 8 MiB) the process crashes, which a chain
+never seen from Python would survive. ``total_loss += loss`` makes such chains. So the number of
+nodes that are looked at is limited.
 """
 
 # ruff: noqa: SLF001 - what torch says of these things it says in private attributes.
@@ -14,9 +20,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import compress
 from types import GetSetDescriptorType, ModuleType
 from typing import Any, NamedTuple, Protocol
 
@@ -24,14 +31,83 @@ from gpumemwidget.backends.hooks import find_torch as find_imported_torch
 from gpumemwidget.backends.host import list_mapped_files
 from gpumemwidget.model.devices import HOST, Block
 from gpumemwidget.model.ownership import MemorySource
-from gpumemwidget.ownership.graph.node_limit import AutogradNodeLimit
 from gpumemwidget.ownership.graph.objects import (
+    collect_living,
     is_one_of,
     list_bases,
     name_class,
     read_class_attribute,
     read_type_dict,
 )
+
+#: Maximum number of autograd nodes with a Python object because of us: a fifth of what an ordinary
+#: stack bears; the graph of one step of a large model has some 5,000.
+MOST_NODES = 10_000
+
+
+#: The ids of the autograd nodes that have a Python object because of us, in this process; some may
+#: be gone: they are looked up anew when there are many.
+_node_ids: set[int] = set()
+
+#: The ids of tensors and nodes that were asked for their nodes.
+_read_ids: set[int] = set()
+
+#: The ids of the classes of all these: other objects get the ids of nodes that are gone.
+_class_ids: set[int] = set()
+
+
+class AutogradNodeLimit:
+    """Decides which tensors and autograd nodes may be asked for their nodes, for one walk.
+
+    Args:
+        is_needed: ``False`` before torch 2.10, where a node's object goes when nobody uses it.
+    """
+
+    def __init__(self, *, is_needed: bool) -> None:
+        self._is_needed = is_needed
+        self._is_counted = False
+        self._is_closed = False
+        #: True once a tensor or node was not asked.
+        self.is_spent = False
+
+    def close(self) -> None:
+        """Allow no node at all: their graphs may change while they are read."""
+        self._is_closed = True
+
+    def has_room(self) -> bool:
+        """Return whether a node may be looked at for the first time.
+
+        Once many were, the ids of those that are gone are dropped, in one pass over all objects.
+        """
+        if self._is_needed and len(_node_ids) >= MOST_NODES and not self._is_counted:
+            self._is_counted = True
+            living: set[int] = set()
+            collect_living(_select_ids, living.update)
+            _node_ids.intersection_update(living)
+            _read_ids.intersection_update(living)
+        return not self._is_needed or len(_node_ids) < MOST_NODES
+
+    def may_ask(self, target: object) -> bool:
+        """Return whether a tensor or node may be asked for its nodes."""
+        # Where a graph was read before, only nodes that were added since get a new object.
+        may = not self._is_closed and (
+            self.has_room() or (id(target) in _read_ids and len(_node_ids) < 2 * MOST_NODES)
+        )
+        self.is_spent = self.is_spent or not may
+        return may
+
+    def note(self, target: object, nodes: Sequence[object]) -> None:
+        """Remember what was asked, and the nodes that it named."""
+        if self._is_needed:
+            _read_ids.add(id(target))
+            _node_ids.update(map(id, nodes))
+            _class_ids.update(map(id, map(type, (target, *nodes))))
+
+
+def _select_ids(living: list[object]) -> Iterator[int]:
+    """Return the ids of objects whose classes were met, at the speed of C."""
+    is_met = map(_class_ids.__contains__, map(id, map(type, living)))
+    return compress(map(id, living), is_met)
 
 
 def round_up(n_bytes: int, device: str) -> int:
@@ -97,8 +173,7 @@ class TensorParts:
     """The parts of a tensor beside its Python attributes."""
 
     storage: object | None = None
-    #: Tensors that its C++ part refers to: the gradient, a view's base, a dual number's tangent,
-    #: what a transform of ``torch.func`` has wrapped.
+    #: Tensors that its C++ part refers to: the gradient, a view's base.
     tensors: tuple[object, ...] = ()
     #: The gradient alone.
     grad: object | None = None
@@ -108,7 +183,7 @@ class TensorParts:
     is_computed: bool = False
     #: Storages of inner tensors that have no Python object (sparse indices and values).
     inner_storages: tuple[object, ...] = ()
-    #: True for memory of a library's own, which torch does not show.
+    #: True for memory that torch does not show: a library's own, or within a transform's wrapper.
     is_opaque: bool = False
 
 
@@ -122,19 +197,6 @@ class _NodeClass:
     is_python: bool
     #: True if its nodes may have saved tensors that no attribute shows.
     is_opaque: bool
-
-
-_COMPRESSED_ROWS = ("crow_indices", "col_indices", "values")
-_COMPRESSED_COLUMNS = ("ccol_indices", "row_indices", "values")
-
-#: Methods that give the tensors within a sparse one, by its layout.
-_SPARSE_PARTS = {
-    "torch.sparse_coo": ("_indices", "_values"),
-    "torch.sparse_csr": _COMPRESSED_ROWS,
-    "torch.sparse_bsr": _COMPRESSED_ROWS,
-    "torch.sparse_csc": _COMPRESSED_COLUMNS,
-    "torch.sparse_bsc": _COMPRESSED_COLUMNS,
-}
 
 
 class TorchReader:
@@ -153,7 +215,6 @@ class TorchReader:
         self._read_grad = base.grad.__get__
         self._read_base = base._base.__get__
         self._read_version = base._version.__get__
-        self._functorch = torch._C._functorch
         self._is_leaf = base.is_leaf.__get__
         self._read_grad_fn = base.grad_fn.__get__
         self._read_retains_grad = base.retains_grad.__get__
@@ -166,9 +227,6 @@ class TorchReader:
         self._owner_offset = _find_owner_offset(torch)
         #: The first and last addresses of mapped files and shared memory, once they were needed.
         self._mapped: list[tuple[int, int]] | None = None
-        level = _read_module_variable("torch.autograd.forward_ad", "_current_level")
-        #: True within a level of forward-mode AD: tensors may be dual numbers.
-        self._has_dual_level = type(level) is int and level >= 0
         #: By torch's own devices; ``None`` for those that have no memory.
         self._device_names: dict[Any, str | None] = {}
         self._disabled_dispatch = torch._C._disabled_torch_dispatch_impl
@@ -242,8 +300,7 @@ class TorchReader:
             # Sparse, mkldnn and functorch tensors have none.
             if not dispatched:
                 parts.inner_storages = self._read_sparse(tensor)
-                parts.is_opaque = self._base.is_mkldnn.__get__(tensor)
-                parts.tensors = self._read_wrapped(tensor)
+                parts.is_opaque = not parts.inner_storages
         try:
             parts.base = self._read_base(tensor)
             if parts.base is not None:
@@ -261,8 +318,6 @@ class TorchReader:
             return parts
         if parts.grad is not None:
             parts.tensors = (parts.grad, *parts.tensors)
-        if not dispatched and self._has_dual_level:
-            parts.tensors = (*parts.tensors, *self._read_tangent(tensor))
         return parts
 
     def read_grad_fn(self, tensor: Any) -> object | None:
@@ -272,21 +327,6 @@ class TorchReader:
         node: object = self._read_grad_fn(tensor)
         self.node_limit.note(tensor, (node,))
         return node
-
-    def _read_wrapped(self, tensor: Any) -> tuple[object, ...]:
-        """Return the tensor inside one of ``torch.func``'s transforms (``grad``, ``vmap``)."""
-        if not self._functorch.is_functorch_wrapped_tensor(tensor):
-            return ()
-        return (self._functorch.get_unwrapped(tensor),)
-
-    def _read_tangent(self, tensor: Any) -> tuple[object, ...]:
-        # Torch allows one level, whose number is 0.
-        try:
-            _, tangent = self.torch._VF._unpack_dual(tensor, level=0)
-        except RuntimeError:
-            # Whole numbers have none.
-            return ()
-        return () if tangent is None else (tangent,)
 
     def is_derived_by_functions(self, view: Any, base: Any) -> bool:
         """Return whether a view keeps functions that derive it from its base.
@@ -451,144 +491,19 @@ class TorchReader:
         return _NodeClass(names, is_python, is_opaque)
 
     def _read_sparse(self, tensor: Any) -> tuple[object, ...]:
-        names = _SPARSE_PARTS.get(str(self._base.layout.__get__(tensor)), ())
+        rows, columns = ("crow_indices", "col_indices"), ("ccol_indices", "row_indices")
+        names = {
+            "torch.sparse_coo": ("_indices", "_values"),
+            "torch.sparse_csr": (*rows, "values"),
+            "torch.sparse_bsr": (*rows, "values"),
+            "torch.sparse_csc": (*columns, "values"),
+            "torch.sparse_bsc": (*columns, "values"),
+        }.get(str(self._base.layout.__get__(tensor)), ())
         try:
             inner = [getattr(self._base, name)(tensor) for name in names]
             return tuple(self._base.untyped_storage(part) for part in inner)
         except RuntimeError:
             return ()
-
-
-class _Absent:
-    """Placeholder for a class that this release of torch lacks, or that is not imported."""
-
-
-class HiddenHolders:
-    """Recognises objects that hold tensors out of the collector's sight, and lists what they hold.
-
-    A column of a data frame may hold tensors, ``x.numpy()`` holds ``x``, and gradient checkpointing
-    keeps what it will need in ``SavedTensor`` objects. ``x.max(0)``, ``x.topk(5)`` and their like
-    return a tuple made in C that the collector does not know. A scripted module has its parameters
-    in C++, and a future its value. NumPy is not imported for it.
-    """
-
-    def __init__(self, torch: Any) -> None:
-        self._torch = torch
-        self._array: Any = _read_module_variable("numpy", "ndarray") or _Absent
-        self._saved: Any = getattr(torch._C._autograd, "SavedTensor", _Absent)
-        self._script_module: Any = getattr(torch._C, "ScriptModule", _Absent)
-        self._future: Any = getattr(torch._C, "Future", _Absent)
-        #: Classes whose contents are not all shown: TorchScript's modules, functions and objects,
-        #: CUDA graphs, whose pools have more than tensors, and collectives under way.
-        self._opaque: tuple[Any, ...] = (
-            self._script_module,
-            getattr(torch._C, "ScriptFunction", _Absent),
-            getattr(torch._C, "ScriptObject", _Absent),
-            getattr(torch._C, "_CUDAGraph", _Absent),
-            _read_module_variable("torch._C._distributed_c10d", "Work") or _Absent,
-        )
-        #: The classes of such objects; subclasses of the array are among them too.
-        self.classes: tuple[Any, ...] = (self._array, self._saved, self._future, *self._opaque)
-        #: The classes of such results, each by itself: they have no base but ``tuple``.
-        self.results = _list_results(torch)
-        self._result_ids = frozenset(map(id, self.results))
-        self._ids = self._result_ids.union(map(id, self.classes))
-
-    def is_array(self, cls: type) -> bool:
-        """Return whether a class's objects have numbered parts: arrays, results of operations."""
-        return is_one_of(cls, self._array) or self.is_result(cls)
-
-    def is_result(self, cls: type) -> bool:
-        """Return whether a class is that of several tensors that an operation returns."""
-        return id(cls) in self._result_ids
-
-    def are_any(self, targets: Iterable[object]) -> bool:
-        """Return whether any of these objects is a hidden holder."""
-        # By the ids of classes, at the speed of C: this is asked for every object of a walk.
-        return not self._ids.isdisjoint(map(id, map(type, targets)))
-
-    def list_held(self, target: Any) -> list[object]:
-        """Return what a hidden holder holds: an array's parts, a saved tensor and its hook."""
-        cls = type(target)
-        if self.is_result(cls):
-            return list(tuple.__iter__(target))
-        if cls is self._saved:
-            held = (getattr(target, "data", None), getattr(target, "unpack_hook", None))
-            return [part for part in held if part is not None]
-        if self.is_script(cls):
-            # A submodule is an object of its own, which has a wrapper of its own in Python.
-            return self._list_attributes(target) or self._list_constants(target)
-        if is_one_of(cls, self._future):
-            return self._list_value(target)
-        if not is_one_of(cls, self._array):
-            return []
-        is_of_objects = self._array.dtype.__get__(target).hasobject
-        parts = list(self._array.flat.__get__(target)) if is_of_objects else []
-        base = self.find_base(target)
-        return parts if base is None else [*parts, base]
-
-    def find_base(self, target: object) -> object | None:
-        """Return the tensor or the array whose memory an array shows; ``None`` for any other."""
-        if not is_one_of(type(target), self._array):
-            return None
-        base: object = self._array.base.__get__(target)
-        is_known = is_one_of(type(base), self._array, self._torch._C.TensorBase)
-        return base if is_known else None
-
-    def is_frozen(self, target: Any) -> bool:
-        """Return whether an object is a scripted module whose tensors are all in its code.
-
-        ``torch.jit.freeze`` puts them there, and TorchScript keeps the code of dead modules too.
-        """
-        return self.is_script(type(target)) and not self._list_attributes(target)
-
-    def _list_attributes(self, module: Any) -> list[object]:
-        tables = (self._torch._C.ParameterDict, self._torch._C.BufferDict)
-        return [tensor for table in tables for _, tensor in table(module).items()]
-
-    def _list_constants(self, module: Any) -> list[object]:
-        graphs = [module._get_method(name).graph for name in module._method_names()]
-        nodes = [node for graph in graphs for node in graph.findAllNodes("prim::Constant", True)]
-        return [
-            node.t("value")
-            for node in nodes
-            if node.hasAttribute("value") and node.kindOf("value") == "t"
-        ]
-
-    def _list_value(self, future: Any) -> list[object]:
-        try:
-            return [self._future.value(future)] if self._future.done(future) else []
-        except Exception:  # noqa: BLE001 - the error that it holds, of whatever class
-            return []
-
-    def holds_in_cpp(self, cls: type) -> bool:
-        """Return whether objects of a class hold tensors by references of C++ alone."""
-        return cls is self._saved or self.is_script(cls)
-
-    def is_opaque(self, target: Any) -> bool:
-        """Return whether a hidden holder may hold more than can be listed."""
-        cls = type(target)
-        if is_one_of(cls, self._future):
-            return not self._future.done(target)
-        if cls is self._saved:
-            return not hasattr(cls, "data")
-        return is_one_of(cls, *self._opaque)
-
-    def is_script(self, cls: type) -> bool:
-        """Return whether a class is that of TorchScript's modules, which their methods hold."""
-        return is_one_of(cls, self._script_module)
-
-
-def _list_results(torch: Any) -> tuple[type, ...]:
-    """The classes in ``torch.return_types``."""
-    found = vars(getattr(torch, "return_types", object)).values()
-    classes = (value for value in found if is_one_of(type(value), type))
-    return tuple(cls for cls in classes if is_one_of(cls, tuple))
-
-
-def _read_module_variable(module: str, name: str) -> object:
-    found = sys.modules.get(module)
-    return None if found is None else vars(found).get(name)
 
 
 def _name_device(device: Any) -> str | None:

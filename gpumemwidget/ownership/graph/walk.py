@@ -21,7 +21,7 @@ from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 from gpumemwidget.model.ownership import CutSearch
-from gpumemwidget.ownership.graph.kinds import DeadEnds, Kind, KindFinder
+from gpumemwidget.ownership.graph.kinds import DeadEnds, HiddenHolders, Kind, KindFinder
 from gpumemwidget.ownership.graph.objects import (
     is_a,
     is_one_of,
@@ -32,7 +32,7 @@ from gpumemwidget.ownership.graph.objects import (
     paused_collector,
     read_namespace,
 )
-from gpumemwidget.ownership.graph.torch_reader import HiddenHolders, StorageInfo, TorchReader
+from gpumemwidget.ownership.graph.torch_reader import StorageInfo, TorchReader
 from gpumemwidget.progress import Stage, report_progress
 
 _CHECK_EVERY = 512
@@ -43,14 +43,7 @@ _MOST_AT_ONCE = 4096
 #: Hidden holders are looked for in a container if there is one among so many of its first parts.
 _MOST_HIDING = 64
 
-#: Classes of containers that the collector does not track where it tracks none of their parts.
-_BARE_IDS = frozenset({id(dict), id(tuple)})
-
 _NO_EDGES: list[int] = []
-
-#: Maximum number of objects that are followed together.
-_MOST_TOGETHER = 64
-
 
 #: A file, and the qualified name of what a function is defined in.
 CodeScope = tuple[str, str]
@@ -213,7 +206,7 @@ class Graph:
     def _follow_some(self, queue: deque[int]) -> int:
         """Follow the first of these places; return how many that were."""
         kinds = self.kinds
-        places = [queue.popleft() for _ in range(min(len(queue), _MOST_TOGETHER))]
+        places = [queue.popleft() for _ in range(min(len(queue), 64))]
         plain: list[int] = []
         for place in places:
             kind = kinds[place]
@@ -361,7 +354,8 @@ class Graph:
         lots = [list_referents(self.objects[place]) for place in places]
         begins = list(itertools.chain.from_iterable(lot[:_MOST_HIDING] for lot in lots))
         untracked = itertools.filterfalse(gc.is_tracked, begins)
-        is_bare = not _BARE_IDS.isdisjoint(map(id, map(type, untracked)))
+        # The collector does not track a dictionary or a tuple where it tracks none of their parts.
+        is_bare = not {id(dict), id(tuple)}.isdisjoint(map(id, map(type, untracked)))
         if is_bare or self.hidden.are_any(begins):
             for place, lot in zip(places, lots, strict=True):
                 self._add_hidden(place, lot)

@@ -32,9 +32,6 @@ from gpumemwidget.errors import PredictionError, describe_exception, name_type
 from gpumemwidget.prediction.dry.effects import RefusedError
 from gpumemwidget.tracing.sources import is_library
 
-#: Arrays above this are shared with the copy, which can't write to them.
-_MAX_ARRAY_BYTES = 16 << 20
-
 _OUR_FOLDER = str(Path(__file__).resolve().parents[2])
 
 _SHARED_TYPES = frozenset(
@@ -46,10 +43,6 @@ _SHARED_TYPES = frozenset(
         *(types.GenericAlias, types.UnionType),
     }
 )
-_GLOBAL_INSTRUCTIONS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"})
-#: Attributes that a class gets from the call that makes it.
-_MADE_WITH_CLASS = ("__dict__", "__weakref__", "_abc_impl", "_backward_cls")
-_SLOT_TYPES = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 
 def is_user_code(code: CodeType) -> bool:
@@ -128,7 +121,6 @@ class Copier:
         self._modules: dict[int, ModuleType] = {}
         #: Namespaces, by ``id``, each with the names that were copied for one function.
         self._filled: set[tuple[int, Sequence[str]]] = set()
-        self._is_making = False
         # An object that is gone would leave its number to another.
         self._originals: list[object] = []
         self._path: list[str] = []
@@ -182,7 +174,7 @@ class Copier:
             return copy(self, value)
         if isinstance(value, self._torch.Tensor):
             return self._copy_tensor(value)
-        if any(value is stream for stream in _list_streams()):
+        if any(value is s for s in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)):
             return io.StringIO()
         if (what := self._name_refused(value, kind)) is not None:
             return RefusingProxy(value, f"`{self._say_path()}` {what}")
@@ -224,8 +216,10 @@ class Copier:
     def _name_refused(self, value: object, kind: type) -> str | None:
         """Return what an object is that has effects when it is used, else ``None``."""
         data: Any = sys.modules.get("torch.utils.data")
-        if data is not None and isinstance(value, (data.DataLoader, _loader_iterator(data))):
-            return "is a DataLoader" if isinstance(value, data.DataLoader) else "reads a DataLoader"
+        if data is not None and isinstance(value, data.DataLoader):
+            return "is a DataLoader"
+        if data is not None and isinstance(value, data.dataloader._BaseDataLoaderIter):  # noqa: SLF001 - has no public name
+            return "reads a DataLoader"
         if kind in (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType):
             return "is a generator"
         for kinds, what in (
@@ -339,7 +333,7 @@ class Copier:
         """Copy a NumPy array; of a large one only a view, that can't be written."""
         if array.dtype == object:
             return self._copy_reduced(array, type(array))
-        if array.nbytes <= _MAX_ARRAY_BYTES:
+        if array.nbytes <= 16 << 20:
             return array.copy()
         view = array.view()
         view.flags.writeable = False
@@ -490,37 +484,29 @@ class Copier:
         bases = tuple([self.copy(base, base.__name__) for base in kind.__bases__])
         if id(kind) in self._memo:  # one of these holds it
             return self._memo[id(kind)]
-        own = {name: member for name, member in vars(kind).items() if name not in _MADE_WITH_CLASS}
+        # Attributes that a class gets from the call that makes it.
+        made_with_class = ("__dict__", "__weakref__", "_abc_impl", "_backward_cls")
+        own = {name: member for name, member in vars(kind).items() if name not in made_with_class}
         first = {name: member for name, member in own.items() if _is_pythons(name, member)}
         if issubclass(kind, self._torch.autograd.Function):
             copied = meta(kind.__name__, bases, first)
         else:
             # The metaclass has done its work: what it made of the class is copied.
             make = abc.ABCMeta.__new__ if issubclass(meta, abc.ABCMeta) else type.__new__
-            self._is_making = True
             copied = make(meta, kind.__name__, bases, first)
-            self._is_making = False
         self._keep(kind, copied)
+        slot_types = (types.MemberDescriptorType, types.GetSetDescriptorType)
         for name, member in own.items():
-            if name not in first and type(member) not in _SLOT_TYPES:
+            if name not in first and type(member) not in slot_types:
                 type.__setattr__(copied, name, self._copy_member(member, f"{kind.__name__}.{name}"))
         return copied
 
     def _copy_member(self, value: Any, name: str) -> Any:
         try:
-            copied = self._copy_named(value, name)
+            return self._copy_named(value, name)
         except PredictionError as exc:
             # Most steps don't use it.
             return RefusingProxy(value, f"The step uses `{name}`", str(exc))
-        if not name.endswith(".__init_subclass__"):
-            return copied
-
-        def begin_subclass(kind: type, /, **options: Any) -> None:
-            # A copy of a subclass was registered already, as what it is a copy of.
-            if not self._is_making:
-                copied.__get__(None, kind)(**options)
-
-        return classmethod(begin_subclass)
 
     def _copy_wrapped(self, value: Any) -> Any:
         return type(value)(self.copy(value.__func__, self._path[-1]))
@@ -592,11 +578,7 @@ class Copier:
         if isinstance(state, tuple) and len(state) == 2:
             state, slots = state
         if state is not None:
-            own = vars(copied)
-            own.update(state)
-            if len(own) == len(state):
-                # Several instances may have one dict for their attributes.
-                object.__setattr__(copied, "__dict__", state)
+            vars(copied).update(state)
         for name, value in (slots or {}).items():
             object.__setattr__(copied, name, value)
 
@@ -627,19 +609,15 @@ _COPIERS: dict[type, Callable[[Copier, Any], Any]] = {
 }
 
 
-def _loader_iterator(data: Any) -> type:
-    kind: type = data.dataloader._BaseDataLoaderIter  # noqa: SLF001 - has no public name
-    return kind
-
-
 def _list_reached(code: CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of the globals and imported modules of code, and all names in it.
 
     Those of the code within it are among them.
     """
     names, attributes = set[str](), set(code.co_names)
+    of_globals = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL")
     for instruction in dis.get_instructions(code):
-        if instruction.opname in _GLOBAL_INSTRUCTIONS:
+        if instruction.opname in of_globals:
             names.add(instruction.argval)
         elif instruction.opname == "IMPORT_NAME":
             names.update((instruction.argval, instruction.argval.partition(".")[0]))
@@ -684,10 +662,6 @@ def _is_pythons(name: str, value: object) -> bool:
     is_dunder = name.startswith("__") and name.endswith("__")
     is_method = callable(value) or isinstance(value, (classmethod, property))
     return is_dunder and not is_method and name != "__abstractmethods__"
-
-
-def _list_streams() -> tuple[Any, ...]:
-    return sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__
 
 
 def _open_late(*args: Any, **options: Any) -> Any:

@@ -12,7 +12,6 @@ from typing import Any
 
 from gpumemwidget.backends.hooks import find_torch
 from gpumemwidget.errors import PredictionError, describe_exception, forgets_frames, name_type
-from gpumemwidget.prediction.dry.answers import Answers
 from gpumemwidget.prediction.dry.copies import Copier, is_user_code
 from gpumemwidget.prediction.dry.effects import (
     RefusedError,
@@ -22,13 +21,11 @@ from gpumemwidget.prediction.dry.effects import (
     refuse_effects,
 )
 from gpumemwidget.prediction.dry.emulation import emulate_device
-from gpumemwidget.prediction.dry.fakes import Fakes
-from gpumemwidget.prediction.dry.known_values import KnownValues, list_tensors
+from gpumemwidget.prediction.dry.fakes import Fakes, list_tensors
 from gpumemwidget.prediction.dry.tracker import Tracker, format_line
+from gpumemwidget.prediction.dry.values import Answers, KnownValues
 from gpumemwidget.prediction.operations import Copies, DryRun
 
-#: Number of times that a step runs: from the third run on, memory lies as it does later.
-_DEFAULT_STEPS = 3
 #: Maximum number of times that a step runs.
 MAX_STEPS = 10
 #: Held by the thread whose dry run replaces functions and kernels, which are the whole process's:
@@ -58,7 +55,7 @@ def carry_out(
         args: its arguments.
         kwargs: its arguments by keyword.
         steps: how often it runs, each time on what the run before has left; ``None``: three times,
-            and once more after a run that makes an optimizer's state.
+            for from the third run on memory lies as it does later.
         device: ``cuda`` or ``cuda:1``. Where none of the step's tensors is on it, all are taken
             to be.
         capability: its compute capability, by which PyTorch chooses kernels of attention.
@@ -88,7 +85,7 @@ def carry_out(
             prepare(copies)
             copied = (copies.step, *copied[1:])
             del copies
-        run.repeat(*copied, steps)
+        run.repeat(*copied, steps or 3)
         return run.tracker.finish(run.assumptions)
 
 
@@ -194,13 +191,9 @@ class _Run:
             self._is_noting = self._fakes.is_running = True
             yield
 
-    def repeat(
-        self, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any], steps: int | None
-    ) -> None:
+    def repeat(self, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any], steps: int) -> None:
         """Run the step; see ``carry_out``."""
-        n_done, n_runs = 0, steps or _DEFAULT_STEPS
-        while n_done < n_runs:
-            n_done += 1
+        for n_done in range(1, steps + 1):
             self.tracker.begin_step()
             try:
                 result = step(*args, **kwargs)
@@ -215,11 +208,9 @@ class _Run:
             self.tracker.end_step()
             del result
             if self.tracker.leaves_all_as_it_was():
-                for _ in range(n_runs - n_done):
+                for _ in range(steps - n_done):
                     self.tracker.repeat_step()
                 break
-            if steps is None and n_done == n_runs < MAX_STEPS and self.tracker.has_made_state():
-                n_runs += 1
         if self.tracker.n_moves:
             self.assumptions.append(
                 "the step was built on the CPU: what it makes there and uses with the rest was "
@@ -241,8 +232,9 @@ class _Run:
             with self._mode:
                 key = self._torch._C.DispatchKey.CompositeImplicitAutograd  # noqa: SLF001
                 return operator._op_dk(key, *args, **kwargs)  # noqa: SLF001
-        if operator.name() in _FACTORIES and kwargs.get("dtype") is None:
-            # The process's own default stays what it is.
+        factories = ("zeros", "ones", "empty.memory_format", "rand", "randn")
+        if operator.name().removeprefix("aten::") in factories and kwargs.get("dtype") is None:
+            # They make tensors of the default type, and the process's own stays what it is.
             kwargs = {**kwargs, "dtype": self._settings.get("get_default_dtype")}
         _refuse_call(operator, args)
 
@@ -281,10 +273,6 @@ def _make_mode(dispatch: Callable[..., Any]) -> Any:
             return dispatch(func, args, kwargs or {})
 
     return DryRunMode()
-
-
-#: Operators that make tensors of the default type, if they are given none.
-_FACTORIES = ("aten::zeros", "aten::ones", "aten::empty.memory_format", "aten::rand", "aten::randn")
 
 
 def _refuse_call(operator: Any, args: tuple[Any, ...]) -> None:
@@ -366,17 +354,15 @@ def _refusals_explained() -> Iterator[None]:
 
 # -- Failures --------------------------------------------------------------------------------------
 
-_NEXT_STEPS = {
-    "DataDependentOutputException": "It depends on values, which a dry run doesn't have.",
-    "DynamicOutputShapeException": "Its size depends on values, which a dry run doesn't have.",
-    "UnsupportedOperatorException": "It has no fake kernel (torch.library.register_fake).",
-}
-
 
 def _explain(exc: BaseException) -> str:
     """Return a sentence on a failure within a step: the line, the cause, the next step."""
     cause = describe_exception(exc).removesuffix(".")
-    advice = _NEXT_STEPS.get(type(exc).__name__, "Take it out of the step, or see if it runs.")
+    advice = {
+        "DataDependentOutputException": "It depends on values, which a dry run doesn't have.",
+        "DynamicOutputShapeException": "Its size depends on values, which a dry run doesn't have.",
+        "UnsupportedOperatorException": "It has no fake kernel (torch.library.register_fake).",
+    }.get(type(exc).__name__, "Take it out of the step, or see if it runs.")
     if "backward() through example input" in cause:
         cause = "it goes backward through operators that ran before the step"
         advice = "Compute the loss in the step, too."

@@ -92,15 +92,6 @@ def _refuse(what: str, *_args: object, **_options: object) -> NoReturn:
 
 # -- What is refused -------------------------------------------------------------------------------
 
-#: Functions of ``os`` that change files or processes; a library that does calls one of them.
-_OS_FUNCTIONS = (
-    *("remove", "unlink", "rename", "renames", "replace", "truncate", "symlink", "link", "chmod"),
-    *("mkdir", "makedirs", "rmdir", "removedirs", "system", "popen", "fork", "kill", "execv"),
-    *("execve", "posix_spawn"),
-)
-#: Flags of ``os.open`` with which a file is made or changed.
-_WRITING_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-
 
 def refuse_effects(torch: Any, patch: ThreadPatch) -> None:
     """Refuse what this thread does to the world, whoever calls it; skip its waits."""
@@ -116,7 +107,7 @@ def refuse_effects(torch: Any, patch: ThreadPatch) -> None:
 
     def refuse_opening(original: Function) -> Function:
         def call(path: Any, flags: int, *args: Any, **kwargs: Any) -> Any:
-            if flags & _WRITING_FLAGS:
+            if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND):
                 _refuse("writes a file (os.open)")
             return original(path, flags, *args, **kwargs)
 
@@ -145,9 +136,15 @@ def refuse_effects(torch: Any, patch: ThreadPatch) -> None:
     patch.replace(builtins, "open", refuse_writing)
     patch.replace(io, "open", refuse_writing)
     patch.replace(os, "open", refuse_opening)
+    # A library that changes files or processes calls one of these.
+    os_functions = (
+        *("remove", "unlink", "rename", "renames", "replace", "truncate", "symlink", "link"),
+        *("chmod", "mkdir", "makedirs", "rmdir", "removedirs", "system", "popen", "fork", "kill"),
+        *("execv", "execve", "posix_spawn"),
+    )
     for owner, name, what in [
         (torch, "save", "writes a file"),
-        *((os, name, "changes files or processes") for name in _OS_FUNCTIONS),
+        *((os, name, "changes files or processes") for name in os_functions),
         (os, "chdir", "changes the working folder"),
         (subprocess, "Popen", "starts a process"),
         (socket.socket, "connect", "uses the network"),

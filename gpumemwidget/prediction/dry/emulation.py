@@ -126,34 +126,6 @@ def _kernels_replaced(
 
 # -- Questions to CUDA -----------------------------------------------------------------------------
 
-#: The answers of ``torch.cuda`` while a step is carried out for a device that is not asked.
-_CUDA_ANSWERS: dict[str, Any] = {
-    "is_available": True,
-    "device_count": 1,
-    "current_device": 0,
-    "is_bf16_supported": True,
-    "get_device_name": "",
-    "is_current_stream_capturing": False,
-    "memory_stats": Counter(),
-    "memory_summary": "",
-    "get_rng_state_all": (),
-    **dict.fromkeys(("memory_allocated", "memory_reserved"), 0),
-    **dict.fromkeys(("max_memory_allocated", "max_memory_reserved"), 0),
-    **dict.fromkeys(("set_device", "synchronize", "empty_cache", "ipc_collect")),
-    **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated")),
-    **dict.fromkeys(("reset_accumulated_memory_stats", "_lazy_init", "_lazy_call")),
-    **dict.fromkeys(("get_rng_state", "set_rng_state", "set_rng_state_all")),
-    **dict.fromkeys(("manual_seed", "manual_seed_all")),
-}
-
-#: The answers of ``torch.accelerator``, which PyTorch 2.6 brought and its optimizers ask.
-_ACCELERATOR_ANSWERS: dict[str, Any] = {
-    "is_available": True,
-    "device_count": 1,
-    **dict.fromkeys(("current_device_index", "current_device_idx"), 0),
-    **dict.fromkeys(("set_device_index", "set_device_idx", "synchronize", "empty_cache")),
-}
-
 
 class _Stream:
     """The device's stream, or an event on it: there is nothing to wait for."""
@@ -187,11 +159,43 @@ def _answer_for_cuda(
         return clear
 
     stream = _Stream()
-    streams = {"current_stream": stream, "default_stream": stream}
-    patch.answer(torch.cuda, {**_CUDA_ANSWERS, **streams, "get_device_capability": capability})
+    zeros = (
+        *("current_device", "memory_allocated", "memory_reserved", "max_memory_allocated"),
+        "max_memory_reserved",
+    )
+    done = (
+        *("set_device", "synchronize", "empty_cache", "ipc_collect", "reset_peak_memory_stats"),
+        *("reset_max_memory_allocated", "reset_accumulated_memory_stats", "_lazy_init"),
+        *("_lazy_call", "get_rng_state", "set_rng_state", "set_rng_state_all", "manual_seed"),
+        "manual_seed_all",
+    )
+    answers: dict[str, Any] = {
+        "is_available": True,
+        "device_count": 1,
+        "is_bf16_supported": True,
+        "get_device_name": "",
+        "get_device_capability": capability,
+        "memory_summary": "",
+        "is_current_stream_capturing": False,
+        "get_rng_state_all": (),
+        "memory_stats": Counter(),
+        "current_stream": stream,
+        "default_stream": stream,
+        **dict.fromkeys(zeros, 0),
+        **dict.fromkeys(done),
+    }
+    patch.answer(torch.cuda, answers)
+    # PyTorch 2.6 brought it, and its optimizers ask it.
     if (accelerator := getattr(torch, "accelerator", None)) is not None:
-        own = {"current_accelerator": torch.device("cuda"), "current_stream": stream}
-        patch.answer(accelerator, {**_ACCELERATOR_ANSWERS, **own})
+        answers = {
+            "is_available": True,
+            "device_count": 1,
+            "current_stream": stream,
+            "current_accelerator": torch.device("cuda"),
+            **dict.fromkeys(("current_device_index", "current_device_idx"), 0),
+            **dict.fromkeys(("set_device_index", "set_device_idx", "synchronize", "empty_cache")),
+        }
+        patch.answer(accelerator, answers)
     patch.answer(torch.cuda.Event, {"__new__": stream})
     for kind, what in ((torch.cuda.Stream, "stream"), (torch.cuda.CUDAGraph, "graph")):
         patch.refuse(kind, "__new__", f"makes a CUDA {what}, whose memory is in a pool of its own")
@@ -263,28 +267,29 @@ def _answer_libraries(torch: Any, patch: ThreadPatch) -> None:
 # -- Autocast --------------------------------------------------------------------------------------
 # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/autocast_mode.h
 
-_TO_LOWER = (
-    "_convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d "
-    "convolution prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm baddbmm "
-    "bmm chain_matmul linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell "
-    "gru_cell rnn_tanh_cell rnn_relu_cell _scaled_dot_product_flash_attention "
-    "scaled_dot_product_attention"
-)
-_TO_FLOAT = (
-    "__rpow__ acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow "
-    "softplus layer_norm native_layer_norm group_norm frobenius_norm nuclear_norm "
-    "cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d "
-    "hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss "
-    "multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss "
-    "binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp upsample_nearest1d "
-    "_upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d "
-    "_upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa "
-    "upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa"
-)
-_SET_FLOAT = "prod softmax log_softmax cumprod cumsum linalg_vector_norm linalg_matrix_norm sum"
-_TO_WIDEST = (
-    "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
-)
+#: Operators by how autocast casts their arguments.
+_CASTS = {
+    "to lower": """
+    _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d
+    convolution prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm baddbmm
+    bmm chain_matmul linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell
+    gru_cell rnn_tanh_cell rnn_relu_cell _scaled_dot_product_flash_attention
+    scaled_dot_product_attention""",
+    "to float": """
+    __rpow__ acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow
+    softplus layer_norm native_layer_norm group_norm frobenius_norm nuclear_norm
+    cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d
+    hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss
+    multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss
+    binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp upsample_nearest1d
+    _upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d
+    _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa
+    upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa""",
+    "set float": """
+    prod softmax log_softmax cumprod cumsum linalg_vector_norm linalg_matrix_norm sum""",
+    "to widest": """
+    addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add""",
+}
 
 
 class _Casts:
@@ -301,13 +306,14 @@ class _Casts:
         """Yield the operators that autocast casts for, each with what does so."""
         has_kernel = self._torch._C._dispatch_has_kernel  # noqa: SLF001 - has no public name
         has_kernel_for = self._torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001
-        for names, cast in (
-            (_TO_LOWER, self._cast_to_lower),
-            (_TO_FLOAT, self._cast_to_float),
-            (_SET_FLOAT, self._set_float),
-            (_TO_WIDEST, self._cast_to_widest),
-        ):
-            for name in names.split():
+        casts = {
+            "to lower": self._cast_to_lower,
+            "to float": self._cast_to_float,
+            "set float": self._set_float,
+            "to widest": self._cast_to_widest,
+        }
+        for how, cast in casts.items():
+            for name in _CASTS[how].split():
                 packet = getattr(self._torch.ops.aten, name, None)
                 for overload in packet.overloads() if packet is not None else ():
                     operator = getattr(packet, overload)

@@ -15,7 +15,7 @@ from gpumemwidget.model.devices import Frame
 from gpumemwidget.model.ownership import MemoryKind
 from gpumemwidget.model.predictions import Phase
 from gpumemwidget.prediction.dry.copies import is_user_code
-from gpumemwidget.prediction.dry.known_values import list_tensors
+from gpumemwidget.prediction.dry.fakes import list_tensors
 from gpumemwidget.prediction.operations import (
     Argument,
     DryRun,
@@ -26,12 +26,8 @@ from gpumemwidget.prediction.operations import (
 )
 from gpumemwidget.progress import Stage, report_progress
 
-#: Number of operators between two reports of progress: some 30 ms.
-_OPERATORS_PER_REPORT = 128
 #: Maximum number of operators, in all runs: they take some 450 MB.
 _MAX_OPERATORS = 700_000
-#: Operators that neither compute nor allocate: marks of the profiler, questions for the device.
-_SILENT_NAMESPACES = ("profiler", "prim")
 
 
 class Tracker:
@@ -129,14 +125,6 @@ class Tracker:
         freed = {number for operation in operations for number in operation.freed}
         return freed == made and all(operation.phase == "forward" for operation in operations)
 
-    def has_made_state(self) -> bool:
-        """Return whether the last run of the step has made state of an optimizer."""
-        return any(
-            use.storage in self._roles and self._roles[use.storage].kind == "optimizer state"
-            for operation in self._list_last_run()
-            for use in operation.allocated
-        )
-
     def repeat_step(self) -> None:
         """Note another run of the step that is the same as the last one.
 
@@ -224,9 +212,11 @@ class Tracker:
         call: Callable[[], Any],
     ) -> Any:
         """Call an operator on fake tensors and note it; return what the call returned."""
-        if operator.namespace in _SILENT_NAMESPACES:
+        # Marks of the profiler and questions for the device neither compute nor allocate.
+        if operator.namespace in ("profiler", "prim"):
             return call()
-        if len(self._operations) % _OPERATORS_PER_REPORT == 0:
+        # Some 30 ms lie between two reports.
+        if len(self._operations) % 128 == 0:
             report_progress(Stage.CALL_OPERATORS, len(self._operations))
             if len(self._operations) >= _MAX_OPERATORS:
                 raise PredictionError(
