@@ -259,9 +259,11 @@ def _name_buckets(account: Account, paths: Paths, unclaimed: Sequence[Owned]) ->
         if line.kind == "unknown":
             found[line.device] += line.n_bytes - (line.rounding_bytes or 0)
     for line in unclaimed:
-        is_all_known = len(wrappers) == 1 and needed[line.device] == found[line.device]
-        if line.kind != "unknown" or not is_all_known:
+        if line.kind != "unknown" or not needed[line.device]:
             yield line
+        elif len(wrappers) > 1 or needed[line.device] != found[line.device]:
+            words = "perhaps a gradient bucket of DistributedDataParallel"
+            yield replace(line, steps=(f"{line.owner}; {words}",))
         else:
             root = paths.find_root(wrappers[0])
             steps = tuple(step.text for step in paths.list_steps(wrappers[0]))

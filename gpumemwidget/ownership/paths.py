@@ -214,6 +214,8 @@ class Paths:
         kinds = self._graph.kinds
         kind = kinds[place]
         own = level
+        # Ways through code and through what an optimizer trains are second choice, and those into
+        # an autograd graph the last.
         if kind is Kind.FUNCTION or kind is Kind.FRAME or kind is Kind.CLASS:
             own += 1
         elif place in self._optimizers_lists:

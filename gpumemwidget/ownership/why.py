@@ -353,6 +353,10 @@ class _Inquiry:
     def _find_fix(self, ways: Sequence[_Way]) -> Fix:
         """Return what a person does about ways that differ in indices alone."""
         first, last = (find_fix(way.root, self._list_steps(way)) for way in (ways[0], ways[-1]))
+        # The registry has it itself, and not what leads to it.
+        is_asked = self._expression in self._account.rows and len(ways[0].steps) == 2
+        if first.kind is FixKind.CLOSE_WIDGETS and is_asked:
+            return Fix(FixKind.CLOSE, self._expression)
         if first == last:
             return first
         texts = _fold([way.path for way in ways])
@@ -376,6 +380,8 @@ class _Inquiry:
             rows = (row.name for row in self._account.rows.values() if row.root == root.kind)
             return _Cut(fix, words=frozenset({fix.path} if fix.path.startswith("Out[") else rows))
         fix = self._find_fix([way])
+        if root.kind == "module" and fix.kind in (FixKind.CLOSE, FixKind.CLOSE_WIDGETS):
+            return self._close_widgets(root, way, fix)
         steps = self._list_steps(way)
         kind, number = find_cut(steps, drops_graphs=True)
         module = root.word.rpartition(".")[0] if root.kind == "module" else ""
@@ -397,6 +403,14 @@ class _Inquiry:
             named = ((entry, self._paths.name_part(holder, entry)) for entry in entries)
             parts += [entry for entry, names in named if names[-1].kind is StepKind.CACHE]
         return _Cut(Fix(kind, path, module), links=frozenset((holder, entry) for entry in parts))
+
+    def _close_widgets(self, root: Root, way: _Way, fix: Fix) -> _Cut:
+        # To close a widget closes its channel too, of which only the kernel knows.
+        edges = self._graph.edges
+        widgets = {way.part} if fix.kind is FixKind.CLOSE else {*edges[root.place]}
+        closing = {root.place, *self._account.elsewhere}
+        pairs = ((place, part) for place in closing for part in edges[place] if part in widgets)
+        return _Cut(fix, links=frozenset(pairs))
 
     def _join_ways(self) -> Iterator[_Way]:
         """Yield the ways, and for several from a variable with nothing else the variable alone."""
@@ -442,7 +456,9 @@ class _Inquiry:
         parts = sorted(cuts.keys() - rows, key=_split_numbers, reverse=True)
         return Cure(
             fixes=(*parts, *rows),
-            needs_collection=self._is_in_cycle(),
+            # A widget and its handlers refer to each other.
+            needs_collection=self._is_in_cycle()
+            or FixKind.CLOSE_WIDGETS in {fix.kind for fix in cuts},
             frees_bytes=frees_bytes,
         )
 
