@@ -18,7 +18,7 @@ from gpumemwidget.errors import FileError, NotLoadedError, RecordingError
 from gpumemwidget.model.devices import Reading, Sample
 from gpumemwidget.model.processes import DevicePeak, ProcessInfo, ProcessState
 from gpumemwidget.recording.history import History
-from gpumemwidget.remote.reader.watching import Processes
+from gpumemwidget.remote.reader.recordings import Processes
 from gpumemwidget.report.processes import choose_processes
 from gpumemwidget.widgets import processes_panel
 from gpumemwidget.widgets.processes_panel import ProcessLines, describe_processes

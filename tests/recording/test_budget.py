@@ -7,7 +7,7 @@ import pytest
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.devices import EVERY_GPU, HOST, Budget, Reading
-from gpumemwidget.recording.budgets import Budgets
+from gpumemwidget.recording.limits import Budgets
 from gpumemwidget.recording.monitor import Monitor
 from tests.clock import ManualClock
 from tests.recording.scripted import ScriptedHardware, gpu, host

@@ -22,7 +22,7 @@ from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseReque
 from gpumemwidget.remote.engines import dask as adapter
 from gpumemwidget.remote.engines.dask import DaskSource
 from gpumemwidget.remote.reader import release_elsewhere as releases
-from gpumemwidget.remote.reader.gpus import share_gpus
+from gpumemwidget.remote.reader.recordings import share_gpus
 from gpumemwidget.report.processes import report_processes
 from tests.remote.programs import release_at
 from tests.remote.watching import Watching, find_peak, wait_until

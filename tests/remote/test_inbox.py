@@ -9,8 +9,6 @@ import pytest
 
 from gpumemwidget.model.devices import DeviceInfo
 from gpumemwidget.model.processes import ProcessInfo, SpanRecord
-from gpumemwidget.remote.engines import inbox as adapter
-from gpumemwidget.remote.engines.inbox import InboxSource
 from gpumemwidget.remote.messages import (
     Began,
     Devices,
@@ -18,6 +16,8 @@ from gpumemwidget.remote.messages import (
     SpanEnded,
     encode,
 )
+from gpumemwidget.remote.reader import collector as adapter
+from gpumemwidget.remote.reader.collector import InboxSource
 
 BEGAN = Began(ProcessInfo("1", "host", 7, "python", 0.0))
 DEVICES = Devices((DeviceInfo("cuda:0", "GPU", 1000),))

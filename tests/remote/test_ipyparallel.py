@@ -24,10 +24,9 @@ import gpumemwidget
 from gpumemwidget.errors import BadInputError, UnknownNameError
 from gpumemwidget.model.processes import ProcessState, SpanRecord
 from gpumemwidget.model.releases import ReleaseReport, ReleaseRequest
-from gpumemwidget.remote.engines import inbox
 from gpumemwidget.remote.engines.ipyparallel import IpyparallelSource
+from gpumemwidget.remote.reader import collector, recordings
 from gpumemwidget.remote.reader import release_elsewhere as releases
-from gpumemwidget.remote.reader import watching
 from tests.remote.programs import release_at
 from tests.remote.watching import Watching
 from tests.shell import open_shell
@@ -378,7 +377,7 @@ def test_engines_whose_controller_was_killed_are_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client does not notice; nothing comes any more."""
-    monkeypatch.setattr(inbox, "SILENT_S", 2.0)
+    monkeypatch.setattr(collector, "SILENT_S", 2.0)
     with start_cluster(tmp_path, 1) as cluster:
         client = cluster.connect_client_sync()
         client.wait_for_engines(1, timeout=_DEADLINE_S)
@@ -481,7 +480,7 @@ def test_all_processes_are_in_the_reports(
     shell: InteractiveShell, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``--all`` adds the engines to the devices, and all that they have run to the cells."""
-    monkeypatch.setattr(watching, "_ENGINES_S", _DEADLINE_S)
+    monkeypatch.setattr(recordings, "_ENGINES_S", _DEADLINE_S)
     client[:].execute("z = torch.ones(100)", block=True)
     ledger = _run(shell, "%memledger --all")
 

@@ -11,12 +11,10 @@ import pytest
 
 from gpumemwidget.errors import BackendError
 from gpumemwidget.model.processes import ProcessInfo
-from gpumemwidget.remote.engines.inbox import InboxSource
 from gpumemwidget.remote.messages import Began, Ended, Message
 from gpumemwidget.remote.reader import collector as collecting
-from gpumemwidget.remote.reader.collector import Collector
-from gpumemwidget.remote.reader.gpus import share_gpus
-from gpumemwidget.remote.reader.recordings import FileSource
+from gpumemwidget.remote.reader.collector import Collector, InboxSource
+from gpumemwidget.remote.reader.recordings import FileSource, share_gpus
 from gpumemwidget.report.processes import report_spans
 from tests.ranks import DRIVER_BYTES, GIB, Rank
 

@@ -24,7 +24,7 @@ from gpumemwidget.errors import BackendError, BadInputError
 from gpumemwidget.model.processes import ProcessState
 from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseRequest
 from gpumemwidget.remote.engines import ray_worker
-from gpumemwidget.remote.engines.clusters import open_cluster
+from gpumemwidget.remote.engines.ray import RaySource
 from gpumemwidget.remote.engines.ray_worker import GpuMemCollector
 from gpumemwidget.remote.reader import release_elsewhere as releases
 from tests.remote.programs import release_at
@@ -122,7 +122,7 @@ def connect(cluster: Cluster, env: dict[str, Any]) -> None:
 
 
 def watch() -> Watching:
-    return Watching(open_cluster(None))
+    return Watching(RaySource())
 
 
 def wait_for_pids(watching: Watching, *pids: int) -> list[ProcessState]:
@@ -196,7 +196,7 @@ def test_notebooks_join_an_actor_that_outlives_them(cluster: Cluster) -> None:
 def test_watching_needs_a_connection() -> None:
     """The message says what to call first."""
     with pytest.raises(BadInputError, match=r"call ray\.init\(\) first"):
-        open_cluster(None)
+        RaySource()
 
 
 # -- Spans -----------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import gpumemwidget
 from gpumemwidget.errors import FileError, RecordingError
 from gpumemwidget.model.processes import ProcessInfo
 from gpumemwidget.progress import Progress, Stage, listen
-from gpumemwidget.remote import message_files
+from gpumemwidget.remote import messages as file_format
 from gpumemwidget.remote.messages import Began, Counters, Ended, Figures, _Rare, decode, encode
 from gpumemwidget.remote.reader import collector
 from tests.remote.programs import (
@@ -232,10 +232,10 @@ def test_what_is_foreign_is_not_read_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A data set of gigabytes beside recordings costs a look at its first lines."""
-    monkeypatch.setattr(message_files, "_MAX_READ_BYTES", 100)
+    monkeypatch.setattr(file_format, "_MAX_READ_BYTES", 100)
     path = tmp_path / "data.jsonl"
     path.write_bytes(b'{"text": "of a data set"}\n' * 10_000)
-    reader = message_files.MessageReader(path)
+    reader = file_format.MessageReader(path)
 
     for _ in range(3):
         assert list(reader.read()) == []
@@ -347,7 +347,7 @@ def write_many(folder: Path, number: int, *, process_id: str = "", first: int = 
         os.utime(path, (1000 + n, 1000 + n))
 
 
-@pytest.mark.parametrize("module", [message_files, collector])
+@pytest.mark.parametrize("module", [file_format, collector])
 def test_the_newest_of_too_many_are_shown(
     module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,8 +21,8 @@ from gpumemwidget.remote.messages import (
     encode,
 )
 from gpumemwidget.remote.process_log import ProcessLog
-from gpumemwidget.remote.writer import sinks
-from gpumemwidget.remote.writer.sinks import BatchSink
+from gpumemwidget.remote.writer import record_writer
+from gpumemwidget.remote.writer.record_writer import BatchSink
 from gpumemwidget.testing import simulate_gpus
 
 MIB = 1 << 20
@@ -57,7 +57,7 @@ class Receiver:
 @pytest.fixture
 def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
     """A receiver to which each line but one of devices is a batch of its own."""
-    monkeypatch.setattr(sinks, "_BATCH_EVERY_S", 0.0)
+    monkeypatch.setattr(record_writer, "_BATCH_EVERY_S", 0.0)
     receiver = Receiver()
     yield receiver
     receiver.may_go_on.set()
@@ -99,7 +99,7 @@ def test_close_gives_up_on_a_send_that_hangs(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It returns, and what hung is sent when it goes on, with all that waits."""
-    monkeypatch.setattr(sinks, "_CLOSE_S", 0.01)
+    monkeypatch.setattr(record_writer, "_CLOSE_S", 0.01)
     receiver.may_go_on.clear()
     sink = BatchSink(receiver.send)
 
@@ -125,7 +125,7 @@ def test_where_too_much_waits_samples_go_first(
     sink.write(BEGAN)
     assert receiver.is_sending.wait(_DEADLINE_S)
 
-    monkeypatch.setattr(sinks, "_MAX_WAITING_BYTES", 10 * len(spans[0]))
+    monkeypatch.setattr(record_writer, "_MAX_WAITING_BYTES", 10 * len(spans[0]))
     for line in [SAMPLE] * 200 + spans[:5]:
         sink.write(line)
     before = list(sink._lines)

@@ -24,9 +24,9 @@ from distributed.core import clean_exception
 from gpumemwidget.errors import BackendError, BadInputError, GpuMemError, describe_exception
 from gpumemwidget.model.cells import Status
 from gpumemwidget.model.processes import ProcessInfo
-from gpumemwidget.remote.engines.inbox import InboxSource
 from gpumemwidget.remote.engines.worker import join, leave, refuse, release
 from gpumemwidget.remote.messages import Message
+from gpumemwidget.remote.reader.collector import InboxSource
 from gpumemwidget.remote.reader.release_elsewhere import BEGIN_S, END_S
 from gpumemwidget.remote.writer.recorder import Recorder
 from gpumemwidget.remote.writer.spans import OpenSpan

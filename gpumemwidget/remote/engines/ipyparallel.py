@@ -31,8 +31,8 @@ from gpumemwidget.model.cells import Status
 from gpumemwidget.model.processes import ProcessInfo
 from gpumemwidget.recording.running_cell import find_first_line, name_cell
 from gpumemwidget.remote.engines import worker
-from gpumemwidget.remote.engines.inbox import InboxSource
 from gpumemwidget.remote.messages import Message
+from gpumemwidget.remote.reader.collector import InboxSource
 from gpumemwidget.remote.writer.recorder import Recorder
 from gpumemwidget.session.interrupts import run_uninterrupted
 

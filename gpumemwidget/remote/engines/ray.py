@@ -23,8 +23,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from gpumemwidget.errors import BackendError, BadInputError, describe_exception
 from gpumemwidget.model.processes import ProcessInfo
 from gpumemwidget.remote.engines import ray_worker, worker
-from gpumemwidget.remote.engines.inbox import InboxSource
 from gpumemwidget.remote.messages import Began, Ended, Message
+from gpumemwidget.remote.reader.collector import InboxSource
 from gpumemwidget.remote.writer.program import ProgramShell
 
 _HOOK = "worker_process_setup_hook"

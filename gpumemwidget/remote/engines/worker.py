@@ -22,8 +22,8 @@ from gpumemwidget.releasing.plan import plan_release
 from gpumemwidget.releasing.release import execute_release
 from gpumemwidget.remote.reader.release_elsewhere import ReleaseAnswer, ReleaseOrder
 from gpumemwidget.remote.writer.program import ProgramShell
+from gpumemwidget.remote.writer.record_writer import BatchSink
 from gpumemwidget.remote.writer.recorder import Recorder, find_recorder
-from gpumemwidget.remote.writer.sinks import BatchSink
 from gpumemwidget.session.session import find_session
 
 

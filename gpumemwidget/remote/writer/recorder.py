@@ -29,8 +29,7 @@ from gpumemwidget.model.processes import ProcessInfo, ProcessRole
 from gpumemwidget.oom.detection import find_oom
 from gpumemwidget.recording.running_cell import find_first_line
 from gpumemwidget.recording.sampler import Clock, Sampler
-from gpumemwidget.remote.message_files import MessageFile
-from gpumemwidget.remote.messages import MAX_BITS
+from gpumemwidget.remote.messages import MAX_BITS, MessageFile
 from gpumemwidget.remote.writer.program import (
     ProgramShell,
     choose_path,
@@ -38,8 +37,7 @@ from gpumemwidget.remote.writer.program import (
     name_program,
     read_rank,
 )
-from gpumemwidget.remote.writer.record_writer import RecordWriter
-from gpumemwidget.remote.writer.sinks import BatchSink, Sink
+from gpumemwidget.remote.writer.record_writer import BatchSink, RecordWriter, Sink
 from gpumemwidget.remote.writer.spans import OpenSpan, Spans
 from gpumemwidget.session.interrupts import run_to_end
 from gpumemwidget.session.oom_watch import OomWatch
