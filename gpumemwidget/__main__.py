@@ -136,11 +136,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         "(default: a new name in the working directory)",
     )
     run_parser.add_argument("-m", dest="is_module", action="store_true", help="PROGRAM is a module")
-    run_parser.add_argument(
-        "target",
-        metavar="PROGRAM",
-        help="a script, a folder or zip file with __main__.py, or a module",
-    )
+    run_parser.add_argument("target", metavar="PROGRAM", help="a script, or a module")
     own = run_parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its own arguments")
     # Otherwise Python 3.11 also names the arguments as missing where only the program is.
     own.required = False

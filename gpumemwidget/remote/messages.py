@@ -11,11 +11,9 @@ with allocated and reserved of each device.
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import os
 import re
-import shlex
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
@@ -30,6 +28,7 @@ from gpumemwidget.model.processes import DevicePeak, ProcessInfo, RunningSpan, S
 from gpumemwidget.progress import Stage, report_progress
 
 #: Raised by whoever changes the meaning of a field; new fields and messages need no new version.
+#: ``Began``, which has it, can be read in any version.
 VERSION = 1
 #: Maximum number of processes that are followed at once.
 MAX_PROCESSES = 2000
@@ -188,25 +187,6 @@ def _may_be_long(line: bytes) -> bool:
     return len(line) > 2 * _MAX_ITEMS
 
 
-def refuse_newer(line: bytes) -> str:
-    """Return why a recording with this first line can't be read, if it has a newer format."""
-    version = VERSION
-    with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        version = msgspec.json.decode(line[:MAX_LINE_BYTES], type=_Version).version
-    if version <= VERSION:
-        return ""
-    return (
-        f"was written by a newer gpumemwidget (version {version} of the format, and this one reads "
-        f"{VERSION}): upgrade gpumemwidget"
-    )
-
-
-class _Version(msgspec.Struct, frozen=True, tag="began"):
-    """The part of a ``Began`` that stays in any version."""
-
-    version: int
-
-
 def _is_sound(value: Any) -> bool:
     """Return whether the numbers, texts and lists in a message are such as can be shown."""
     kind = type(value)
@@ -240,8 +220,7 @@ class MessageFile:
         self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("xb") as file:
-                self._stat = os.fstat(file.fileno())
+            path.open("xb").close()
         except FileExistsError:
             raise FileError(f"{path} is there already: choose another name") from None
         except OSError as exc:
@@ -260,8 +239,6 @@ class MessageFile:
             # Whoever reads meanwhile sees whole lines. A file that is gone is not made anew.
             descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND)
             try:
-                if not os.path.samestat(os.fstat(descriptor), self._stat):
-                    raise FileNotFoundError(errno.ENOENT, "another file has its name")
                 while self._n_written < len(lines):
                     self._n_written += os.write(descriptor, lines[self._n_written :])
             finally:
@@ -293,8 +270,6 @@ class MessageReader:
         self._is_first = True
         #: True once the first line was no recording's.
         self._is_foreign = False
-        #: Why the recording can't be read: it is of a newer version.
-        self._refusal = ""
         #: The beginning of a line whose end is not yet written.
         self._begun = b""
 
@@ -305,8 +280,6 @@ class MessageReader:
             FileError: the file can't be read.
             RecordingError: it was written by a newer gpumemwidget.
         """
-        if self._refusal:
-            raise RecordingError(self._refusal)
         while not self._is_foreign:
             data = self._read_bytes()
             if not data:
@@ -316,12 +289,16 @@ class MessageReader:
                 lines.append(self._begun)
                 self._begun = b""
             for line in lines:
-                if self._is_first and (why := refuse_newer(line)):
-                    self._refusal = f"{self.path} {why}"
-                    raise RecordingError(self._refusal)
                 message: Message | None = None
                 with contextlib.suppress(RecordingError):
                     message = decode(line)
+                if type(message) is Began and message.version > VERSION:
+                    self._begin()  # To raise this each time.
+                    raise RecordingError(
+                        f"{self.path} was written by a newer gpumemwidget (version "
+                        f"{message.version} of the format, and this one reads {VERSION}): upgrade "
+                        "gpumemwidget"
+                    )
                 # Other programs have lines of JSON too, and maybe gigabytes of them.
                 self._is_foreign = self._is_first and message is None
                 if self._is_foreign:
@@ -371,17 +348,11 @@ def list_recordings(path: Path) -> tuple[list[Path], int]:
             return list(map(Path, paths)), len(found) - len(paths)
         if path.is_file():
             return [path], 0
-        if path.exists():
-            raise FileError(
-                f"{path} is no regular file: name a recording, or a folder that has some"
-            )
     except OSError as exc:
         raise FileError(f"{path} can't be read: {exc.strerror or exc}") from exc
-    if path.suffix == ".jsonl":
-        raise FileError(f"{path} is not there: name a recording, or a folder that has some")
+    what = "is no regular file" if path.exists() else "is not there"
     raise FileError(
-        f"{path} is not there: name a recording, or a folder; for what will be recorded into it, "
-        f"create it first: mkdir {shlex.quote(str(path))}"
+        f"{path} {what}: name a recording, or a folder that has some, or will have: create it first"
     )
 
 

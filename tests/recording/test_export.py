@@ -218,22 +218,6 @@ class TestPaths:
         assert "\n" not in str(error.value)
         assert list_names(tmp_path) == before
 
-    def test_refuses_a_relative_path_in_a_deleted_folder(
-        self, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """With what to do, in one line."""
-        (tmp_path / "gone").mkdir()
-        monkeypatch.chdir(tmp_path / "gone")
-        (tmp_path / "gone").rmdir()
-
-        with pytest.raises(FileError) as error:
-            ledger.export("cells.csv")
-
-        assert str(error.value) == (
-            "'cells.csv' leads nowhere, as the current folder was deleted: give a whole path, or "
-            "go to another folder"
-        )
-
     def test_the_reason_is_shown_where_nothing_can_be_removed_either(self, tmp_path: Path) -> None:
         """As on a read-only file system: whoever takes the half of a file away is refused, too."""
         (tmp_path / "file").write_text("")

@@ -28,8 +28,6 @@ from tests.remote.programs import (
     write_script,
 )
 
-NEWER = b'{"type":"began","version":2,"process":"written in another way"}\n'
-
 
 def make_file(path: Path, *, number: int | None = None) -> bytes:
     """Record something, and return the file's content."""
@@ -140,7 +138,8 @@ def test_a_file_that_is_written_anew(tmp_path: Path) -> None:
 def test_a_file_that_can_not_be_read_hides_no_other(tmp_path: Path) -> None:
     """The report names it each time; without any other there is nothing but its error."""
     make_file(tmp_path / "good.jsonl", number=3)
-    (tmp_path / "newer.jsonl").write_bytes(NEWER)
+    newer = make_file(tmp_path / "newer.jsonl").replace(b'"version":1', b'"version":2')
+    (tmp_path / "newer.jsonl").write_bytes(newer)
     (tmp_path / "loop.jsonl").symlink_to(tmp_path / "loop.jsonl")
     recordings = gpumemwidget.load(tmp_path)
 
@@ -264,7 +263,6 @@ def test_new_messages_and_fields_of_the_same_version(tmp_path: Path) -> None:
         ("a pipe", "is no regular file: name a recording"),
         ("no permission", "can't be read"),
         (7, "give text such as 'runs/first.jsonl'"),
-        ("", "'' is no path"),
     ],
 )
 def test_what_can_not_be_opened(what: object, words: str, tmp_path: Path) -> None:

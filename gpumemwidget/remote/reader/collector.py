@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections import deque
@@ -271,9 +270,7 @@ class Collector:
 def _rank_process(state: ProcessState) -> tuple[str, int, str, str, float]:
     info = state.info
     number = -1 if info.number is None else info.number
-    # "trainer 2" before "trainer 10".
-    label = re.sub("[0-9]+", lambda match: match[0].rjust(20, "0"), info.label)
-    return info.role, number, info.host, label, info.started_at
+    return info.role, number, info.host, info.label, info.started_at
 
 
 # -- What engines send -----------------------------------------------------------------------------

@@ -42,12 +42,6 @@ if TYPE_CHECKING:
     from gpumemwidget.session.session import Session
 
 
-#: Seconds of silence after which a process without an end counts as lost: it writes something
-#: ten times a second, which a shared file system may pass on late.
-_SILENT_HERE_S = 2.0
-_SILENT_ELSEWHERE_S = 15.0
-
-
 class FileSource:
     """The recordings of a file or a folder; new ones in a folder are found.
 
@@ -106,7 +100,8 @@ class FileSource:
             age_s = time.time() - Path(key).stat().st_mtime
         except OSError:
             return False
-        return age_s < (_SILENT_HERE_S if is_here else _SILENT_ELSEWHERE_S)
+        # It writes something ten times a second, which a shared file system may pass on late.
+        return age_s < (2.0 if is_here else 15.0)
 
     def close(self) -> None:
         """Do nothing: files are open only while they are read."""
@@ -132,8 +127,6 @@ def open_source(path: str | os.PathLike[str]) -> FileSource:
         RecordingError: it is a file, and no recording that can be read here.
     """
     target = find_target(path, example="runs/first.jsonl")
-    if not os.fspath(path):
-        raise FileError("'' is no path: name a recording, or a folder that has some")
     if list_recordings(target)[0] == [target]:
         first = next(MessageReader(target).read(), None)
         if type(first) is not Began:

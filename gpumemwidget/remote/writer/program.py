@@ -106,7 +106,13 @@ def choose_path(to: str | os.PathLike[str] | None, *, script: str, rank: int | N
     if to is not None:
         target = find_target(to, example="runs/first.jsonl")
         if target.suffix != ".jsonl":
-            _refuse_file(to, target)
+            # What was not meant as a folder: ``a.txt`` where no such folder is.
+            given = os.fspath(to)
+            if target.suffix and not target.is_dir() and not given.endswith(os.sep):
+                raise FileError(
+                    f"{given} is no folder, and a recording's name ends in .jsonl: give it that "
+                    f"ending, or write {given}{os.sep} for a new folder"
+                )
             return _find_free(target / f"{stem}-{own}")
         if rank is None:
             return target
@@ -116,18 +122,6 @@ def choose_path(to: str | os.PathLike[str] | None, *, script: str, rank: int | N
         name = f"{stem}-{_stamp(time.time())}-{os.getpid()}{_SUFFIX}"
         return _find_free(find_target(".") / name)
     return _find_free(find_target(f"{stem}-{_stamp(_read_launch_time())}.gpumem") / own)
-
-
-def _refuse_file(to: str | os.PathLike[str], target: Path) -> None:
-    """Refuse what was not meant as a folder: ``""``, or ``a.txt`` where no such folder is."""
-    given = os.fspath(to)
-    if not given:
-        raise FileError("'' is no path: name a file that ends in .jsonl, or a folder")
-    if target.suffix and not target.is_dir() and not given.endswith(os.sep):
-        raise FileError(
-            f"{given} is no folder, and a recording's name ends in .jsonl: give it that ending, or "
-            f"write {given}{os.sep} for a new folder"
-        )
 
 
 def _find_free(path: Path) -> Path:

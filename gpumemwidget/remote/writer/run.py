@@ -9,7 +9,6 @@ import contextlib
 import importlib.util
 import io
 import os
-import pkgutil
 import sys
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
@@ -36,13 +35,10 @@ def run(options: argparse.Namespace) -> int:
     sys.argv = [f"-m {options.target}" if options.is_module else options.target, *options.arguments]
     try:
         recording = FileRecording(options.to, maker="run")
-    except (GpuMemError, OSError) as exc:
-        way_out = ", as with --to FOLDER" if options.to is None else ""
-        print(f"gpumemwidget: {exc}{way_out}", file=sys.stderr)
+    except GpuMemError as exc:
+        print(f"gpumemwidget: {exc}", file=sys.stderr)
         return 2
-    shown_path = str(recording.path)
-    with contextlib.suppress(OSError):  # The current folder may have been deleted.
-        shown_path = os.path.relpath(shown_path)
+    shown_path = os.path.relpath(recording.path)
     pid, line = os.getpid(), ""
 
     def end() -> None:
@@ -94,52 +90,34 @@ def _show_error(error: BaseException) -> None:
 
 
 def _load_script(given: str) -> tuple[CodeType, ModuleType]:
-    if given == "-":
-        raise _CantRunError("a program from standard input can't be recorded: write it to a file")
+    path = str(Path(given).absolute())
     try:
-        path = str(Path(given).absolute())
-        # Only a folder or a zip file has an importer.
-        importer = pkgutil.get_importer(path)
-        if importer is None:
-            with io.open_code(path) as file:
-                source = file.read()
+        with io.open_code(path) as file:
+            source = file.read()
     except OSError as exc:
         raise _CantRunError(f"can't open {given}: {exc.strerror or exc}") from None
-    if importer is not None:
-        if sys.flags.safe_path:
-            sys.path.insert(0, path)
-        else:
-            sys.path[0] = path
-        return _load_found(importer.find_spec("__main__"), f"there is no __main__.py in {given}")
     if not sys.flags.safe_path:
         # Python itself goes through links here.
         sys.path[0] = str(Path(path).resolve().parent)
     code = compile(source, path, "exec", dont_inherit=True)
-    main = _make_main(path, None, SourceFileLoader("__main__", path))
-    return code, main
+    return code, _make_main(path, None, SourceFileLoader("__main__", path))
 
 
 def _load_module(name: str) -> tuple[CodeType, ModuleType]:
     if not sys.flags.safe_path:
-        with contextlib.suppress(OSError):
-            sys.path[0] = str(Path.cwd())
+        sys.path[0] = str(Path.cwd())
     try:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
             spec = importlib.util.find_spec(f"{name}.__main__")
     except (ModuleNotFoundError, ValueError) as exc:
         raise _CantRunError(f"can't find the module {name}: {exc}") from None
-    code, main = _load_found(spec, f"there is no module {name}, or none that can be run")
-    sys.argv[0] = main.__file__ or name
-    return code, main
-
-
-def _load_found(spec: ModuleSpec | None, why_not: str) -> tuple[CodeType, ModuleType]:
     code = None if spec is None else getattr(spec.loader, "get_code", lambda _: None)(spec.name)
     if spec is None or code is None:
-        raise _CantRunError(why_not)
+        raise _CantRunError(f"there is no module {name}, or none that can be run")
     main = _make_main(spec.origin, spec, spec.loader)
     main.__package__ = spec.parent
+    sys.argv[0] = main.__file__ or name
     return code, main
 
 
