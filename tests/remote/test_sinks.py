@@ -55,9 +55,8 @@ class Receiver:
 
 
 @pytest.fixture
-def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+def receiver() -> Iterator[Receiver]:
     """A receiver to which each line but one of devices is a batch of its own."""
-    monkeypatch.setattr(record_writer, "_BATCH_EVERY_S", 0.0)
     receiver = Receiver()
     yield receiver
     receiver.may_go_on.set()
@@ -101,7 +100,7 @@ def test_close_gives_up_on_a_send_that_hangs(
     """It returns, and what hung is sent when it goes on, with all that waits."""
     monkeypatch.setattr(record_writer, "_CLOSE_S", 0.01)
     receiver.may_go_on.clear()
-    sink = BatchSink(receiver.send)
+    sink = BatchSink(receiver.send, every_s=0.0)
 
     lines = [encode(make_span(name)) for name in "abc"]
     for line in lines:
@@ -121,7 +120,7 @@ def test_where_too_much_waits_samples_go_first(
     """All spans are kept as long as they have room, and then the newest half of them."""
     spans = [encode(make_span(f"span {number}")) for number in range(10, 20)]
     receiver.may_go_on.clear()
-    sink = BatchSink(receiver.send)
+    sink = BatchSink(receiver.send, every_s=0.0)
     sink.write(BEGAN)
     assert receiver.is_sending.wait(_DEADLINE_S)
 
@@ -146,7 +145,7 @@ def test_what_could_not_be_sent_is_sent_again(receiver: Receiver) -> None:
     """Once the next line comes, or at the end; what failed is known at once."""
     has_failed = threading.Event()
     receiver.is_gone = True
-    sink = BatchSink(receiver.send)
+    sink = BatchSink(receiver.send, every_s=0.0)
     sink.on_failure = lambda _: has_failed.set()
     sink.write(BEGAN)
     assert has_failed.wait(_DEADLINE_S)

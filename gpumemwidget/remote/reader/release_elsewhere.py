@@ -23,12 +23,9 @@ from gpumemwidget.remote.reader.collector import Collector, Source
 #: Seconds within which a process has to begin, and seconds that it has to end a release.
 BEGIN_S = 5.0
 END_S = 60.0
-_BUSY = "it is busy, or does not answer: try again when its task has ended"
-_NOT_ASKED = "interrupted before it was asked: nothing was changed"
-_NOT_KNOWN = "what became of it is not known"
-_INTERRUPTED = f"interrupted before it answered: {_NOT_KNOWN}"
-#: ``@rank0``, ``@engine 3``, ``@all``.
-_ADDRESS = re.compile(r"@?\s*(?P<role>[a-z]+)\s*(?P<number>\d+)?")
+
+
+_INTERRUPTED = "interrupted before it answered: what became of it is not known"
 
 
 class ReleaseOrder(msgspec.Struct, frozen=True):
@@ -100,7 +97,8 @@ def _choose(collector: Collector, address: str) -> list[tuple[ProcessState, Sour
     name = address.strip().removeprefix("@").strip()
     if not name:
         raise BadInputError("name the process: @engine1, @rank0, or @all for all of them")
-    match = _ADDRESS.fullmatch(name)
+    # ``@rank0``, ``@engine 3``, ``@all``.
+    match = re.fullmatch(r"(?P<role>[a-z]+)\s*(?P<number>\d+)?", name)
     chosen = [
         entry
         for entry in entries
@@ -162,7 +160,7 @@ def ask_processes(
             is_there = isinstance(answer, str) or answer.done()
             outcomes.append(_read(answer) if is_there else _INTERRUPTED)
         # The next one may have been asked already.
-        outcomes += [_INTERRUPTED, *[_NOT_ASKED] * len(places)][: len(places) - len(outcomes)]
+        outcomes += [_INTERRUPTED] * (len(places) - len(outcomes))
         return outcomes, True
     return outcomes, False
 
@@ -181,9 +179,10 @@ def _begin(
 def _wait_for(answer: Future[bytes] | str, until_s: float, *, dry_run: bool) -> Outcome:
     if not isinstance(answer, str):
         wait([answer], max(0.0, until_s - time.monotonic()))
+        if not answer.done() and dry_run:
+            return "it is busy, or does not answer: try again when its task has ended"
         if not answer.done():
-            silent = f"no answer within {BEGIN_S + END_S:.0f} s: {_NOT_KNOWN}"
-            return _BUSY if dry_run else silent
+            return f"no answer within {BEGIN_S + END_S:.0f} s: what became of it is not known"
     return _read(answer)
 
 

@@ -39,14 +39,6 @@ from gpumemwidget.remote.messages import (
 )
 from gpumemwidget.remote.process_log import ProcessLog
 
-#: Of the spans that end within so many seconds the first few are written, and the others counted.
-#: With 30 spans a second of three names the file of eight hours then has some 100 MB of spans.
-_COUNTED_S = 2.0
-_MOST_AT_ONCE = 6
-#: The name of spans that are counted beside those of sixteen names.
-_OTHERS = "other spans"
-#: Seconds after which the process and its peaks are written again: a message may get lost.
-_REPEAT_EVERY_S = 30.0
 #: Maximum number of samples and of spans, the newest, that a new sink gets.
 _MOST_KEPT = 200
 
@@ -73,7 +65,8 @@ class RecordWriter:
         self._sinks = {sink_name: sink}
         # A finalizer may end a span while this thread writes something.
         self._lock = threading.RLock()
-        self._repeat_due_s = _REPEAT_EVERY_S
+        #: When the process and its peaks are written again: a message may get lost.
+        self._repeat_due_s = 30.0
         #: By name and status, the spans that are counted, until when, and the number of spans that
         #: have ended meanwhile.
         self._counted: dict[tuple[str, Status], SpanRecord] = {}
@@ -133,7 +126,7 @@ class RecordWriter:
             self._count_anew(time_s)
             self._write_running()
             if time_s >= self._repeat_due_s:
-                self._repeat_due_s = time_s + _REPEAT_EVERY_S
+                self._repeat_due_s = time_s + 30.0
                 self._write_again(time_s)
 
     def write_use(
@@ -169,13 +162,15 @@ class RecordWriter:
             self._running = running
             self._count_anew(span.start_s + span.duration_s)
             self._n_ended += 1
-            if self._n_ended <= _MOST_AT_ONCE and span.n_unmeasured == 0:
+            # Of those that end within two seconds the first six are written. With 30 spans a second
+            # of three names the file of eight hours then has some 100 MB of spans.
+            if self._n_ended <= 6 and span.n_unmeasured == 0:
                 self._write(SpanEnded(span))
                 return
             key = span.name, span.status
             if key not in self._counted and len(self._counted) >= 16:
-                key = _OTHERS, span.status
-                span = replace(span, name=_OTHERS, number=None)
+                span = replace(span, name="other spans", number=None)
+                key = span.name, span.status
             earlier = self._counted.get(key)
             self._counted[key] = span if earlier is None else _count_both(earlier, span)
 
@@ -209,7 +204,7 @@ class RecordWriter:
         """Write what was counted, if it is time, and begin anew."""
         if now_s >= self._counted_until_s:
             self._write_counted()
-            self._counted_until_s, self._n_ended = now_s + _COUNTED_S, 0
+            self._counted_until_s, self._n_ended = now_s + 2.0, 0
 
     def _write_counted(self) -> None:
         while self._counted:
@@ -257,8 +252,6 @@ def _sum_peaks(span: SpanRecord) -> int:
 
 # -- Sinks -----------------------------------------------------------------------------------------
 
-#: Seconds in which lines gather by default.
-_BATCH_EVERY_S = 0.5
 #: Maximum number of bytes that wait where nothing can be sent: some minutes of samples.
 _MAX_WAITING_BYTES = 1024 * 1024
 #: Maximum seconds to wait for what is sent at the end.
@@ -289,17 +282,17 @@ class BatchSink:
     Args:
         send: sends some lines. What it raises is no failure of the sink: it is called with the same
             lines again when the next ones have come.
-        every_s: the seconds in which lines gather; ``None``: half a second.
+        every_s: the seconds in which lines gather.
     """
 
     def __init__(
         self,
         send: Callable[[bytes], object],
         *,
-        every_s: float | None = None,
+        every_s: float = 0.5,
     ) -> None:
         self._send = send
-        self._every_s = _BATCH_EVERY_S if every_s is None else every_s
+        self._every_s = every_s
         self.on_failure: Callable[[Exception], object] = lambda _: None
         self._lock = threading.Lock()
         #: The lines that wait, and their bytes; then the batch that is on its way.

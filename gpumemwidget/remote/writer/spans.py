@@ -117,16 +117,9 @@ class Spans:
                 return None
             span.has_ended = True
             if span.cell is None:
-                running, duration_s = span.running, max(0.0, self._now() - span.running.start_s)
-                return SpanRecord(
-                    running.name,
-                    running.start_s,
-                    round(duration_s, 6),
-                    status,
-                    devices=(),
-                    number=running.number,
-                    n_unmeasured=1,
-                )
+                name, start_s, number = span.running.name, span.running.start_s, span.running.number
+                duration_s = round(max(0.0, self._now() - start_s), 6)
+                return SpanRecord(name, start_s, duration_s, status, (), number, n_unmeasured=1)
             try:
                 after = self._end_stretch()
             finally:
