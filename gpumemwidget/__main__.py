@@ -13,7 +13,7 @@ from typing import NoReturn
 # Python loses what a signal's handler raises as an import ends: a program's first span must not be
 # the first to import this.
 import gpumemwidget.api  # noqa: F401
-from gpumemwidget.errors import BadInputError, FileError, GpuMemError
+from gpumemwidget.errors import BadInputError, GpuMemError
 from gpumemwidget.model.encoding import encode_records
 from gpumemwidget.recording.files import find_target, refuse_target, write_whole
 from gpumemwidget.remote.writer.run import run
@@ -29,30 +29,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(encoding="utf-8" if options.json else None, errors="replace")
     # A program that is recorded must not find what only a report needs among its modules.
     try:
-        return _load(options) if options.command == "load" else _compare(options)
+        status = _load(options) if options.command == "load" else _compare(options)
+        # Now, and not as Python ends.
+        sys.stdout.flush()
+        return status
     except GpuMemError as exc:
         print(f"gpumemwidget: {exc}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # The reader, such as ``head``, wants no more.
-        return 2
-
-
-def _print(output: object) -> None:
-    """Print to the standard output now, not as Python ends.
-
-    Raises:
-        FileError: the system refuses.
-        BrokenPipeError: nobody reads it.
-    """
-    try:
-        print(output, flush=True)
     except OSError as exc:
         # Python writes the rest as it ends, and would fail once more:
         # https://docs.python.org/3/library/signal.html#note-on-sigpipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(exc, BrokenPipeError):
-            raise
-        raise FileError(f"can't write the output: {exc.strerror or exc}") from exc
+        if not isinstance(exc, BrokenPipeError):  # The reader, such as ``head``, wants no more.
+            print(f"gpumemwidget: can't write the output: {exc.strerror or exc}", file=sys.stderr)
+        return 2
 
 
 def _load(options: argparse.Namespace) -> int:
@@ -60,19 +50,17 @@ def _load(options: argparse.Namespace) -> int:
 
     if options.redact and options.html is None:
         raise BadInputError("only a page is redacted: give --redact together with --html FILE")
-    if options.force and options.html is None:
-        raise BadInputError("--force has no effect without --html: give both, or neither")
     recordings = Recordings(options.recordings)
     if options.json:
-        _print(encode_records("processes", recordings.processes))
+        print(encode_records("processes", recordings.processes))
         return 0
     if options.html is None:
-        _print(recordings)
+        print(recordings)
         return 0
     target = find_target(options.html, example="runs.html")
     refuse_target(target, force=options.force)
     write_whole(target, recordings.to_page(is_redacted=options.redact).encode("utf-8", "replace"))
-    _print(target)
+    print(target)
     return 0
 
 
@@ -83,11 +71,11 @@ def _compare(options: argparse.Namespace) -> int:
 
     found = compare(options.a, options.b)
     if options.json:
-        _print(encode_records("comparison", found.totals))
+        print(encode_records("comparison", found.totals))
     elif options.markdown:
-        _print(tabulate_comparison(found.a_name, found.b_name, found.totals))
+        print(tabulate_comparison(found.a_name, found.b_name, found.totals))
     else:
-        _print(found)
+        print(found)
     if options.fail_above is None:
         return 0
     grown = found.list_growth(options.fail_above)

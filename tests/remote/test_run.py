@@ -97,7 +97,6 @@ def test_as_python_runs_it(form: list[str], code: str, status: int, tmp_path: Pa
         (["load", "mine.jsonl"], "is no recording: choose a file that"),
         (["load"], "required: RUNS (see --help)"),
         (["load", "--to", "x", "runs"], "no such options: --to"),
-        (["load", "--force", "runs"], "--force has no effect without --html: give both"),
         (["compare", "a", "b", "--json", "--markdown"], "--markdown: not allowed with argument"),
     ],
 )

@@ -67,7 +67,7 @@ class DaskSource(InboxSource):
         self.name = f"Dask at {self._client.scheduler.address}"
         #: The name of the plugins, too.
         self._topic = f"gpumemwidget-{secrets.token_hex(8)}"
-        #: By the address of each worker that the scheduler has: the key of the process there.
+        #: By the address of each worker that was heard: the key of the process there.
         self._keys: dict[str, str] = {}
         self._is_closed = False
         self._registration = self._start(self._register())
@@ -95,7 +95,7 @@ class DaskSource(InboxSource):
         self._check_registration()
 
     def is_alive(self, key: str, info: ProcessInfo) -> bool:  # noqa: ARG002 - of all sources
-        """Return whether the scheduler has the worker still, and it was heard lately."""
+        """Return whether the worker was heard lately, and no other one since at its address."""
         return self._keys.get(_read_address(key)) == key and self.is_heard(key)
 
     def begin_release(self, key: str, order: bytes) -> Future[bytes] | str:
@@ -164,11 +164,8 @@ class DaskSource(InboxSource):
         message = event[1]
         if isinstance(message, list | tuple) and len(message) == 2 and isinstance(message[0], str):
             key, lines = message
-            if lines is None:
-                self._keys.pop(key, None)
-            else:
-                self._keys[_read_address(key)] = key
-                self.put(key, lines)
+            self._keys[_read_address(key)] = key
+            self.put(key, lines)
 
 
 def _read_address(key: str) -> str:
@@ -184,10 +181,7 @@ def _read_address(key: str) -> str:
 
 def _make_scheduler_plugin(topic: str, client_id: str) -> SchedulerPlugin:
     class GpuMemoryClientWatch(SchedulerPlugin):
-        """Says which workers are gone, and ends the recording for a client that was killed."""
-
-        def remove_worker(self, scheduler: Scheduler, worker: str, **_: Any) -> None:
-            scheduler.log_event(topic, [worker, None])
+        """Ends the recording for a client that was killed."""
 
         def remove_client(self, scheduler: Scheduler, client: str) -> None:
             if client == client_id:
