@@ -24,8 +24,8 @@ from gpumemwidget.remote.engines.dask import DaskSource
 from gpumemwidget.remote.reader import release_elsewhere as releases
 from gpumemwidget.remote.reader.recordings import share_gpus
 from gpumemwidget.report.processes import report_processes
-from tests.remote.programs import release_at
-from tests.remote.watching import Watching, find_peak, wait_until
+from tests.remote.programs import release_at, wait_for
+from tests.remote.watching import Watching, find_peak
 
 MIB = 1024**2
 _DEADLINE_S = 20.0
@@ -256,7 +256,7 @@ def test_what_a_busy_scheduler_was_asked_it_does_later(
     watching.close()
 
     assert [state.status for state in states] == ["running", "running"]
-    wait_until(lambda: not list_plugins(cluster) and not any(client.run(list_remains).values()))
+    wait_for(lambda: not list_plugins(cluster) and not any(client.run(list_remains).values()))
 
 
 def test_a_watch_ends_with_its_client(
@@ -274,7 +274,7 @@ def test_a_watch_ends_with_its_client(
     watching.close()
 
     assert [state.status for state in states] == ["lost", "lost"]
-    wait_until(lambda: not list_plugins(cluster))
+    wait_for(lambda: not list_plugins(cluster))
 
 
 def test_what_is_no_message_is_counted(client: Client, watching: Watching) -> None:
@@ -319,7 +319,7 @@ def test_no_names_are_released_while_an_actor_works(client: Client, watching: Wa
         model = client.submit(Model, actor=True, workers=[address]).result()
         method = model.hang("go on")
 
-    wait_until(lambda: client.run(count_active, workers=[address])[address])
+    wait_for(lambda: client.run(count_active, workers=[address])[address])
     outcomes = release_at(watching.source, [key], ReleaseRequest(("batch",)), dry_run=False)
     Event("go on", client=client).set()
     method.result()
@@ -354,18 +354,18 @@ def test_watching_is_refused_where_no_worker_has_the_package(
     try:
         with pytest.raises(GpuMemError, match="must be installed where they run"):
             DaskSource(client)
-        assert list(client.run(list_remains).values()) == [[], []]
+        wait_for(lambda: not any(client.run(list_remains).values()))
         assert client.submit(increment, 1, pure=False).result() == 2
 
         with monkeypatch.context() as patch:
             patch.setattr(adapter, "_SETUP_S", 0.001)
             watching = Watching(DaskSource(client))
-        wait_until(lambda: watching.look() or watching.failures)
+        wait_for(lambda: watching.look() or watching.failures)
         watching.close()
         assert "must be installed where they run" in str(watching.failures[0])
     finally:
         client.run(hide_package, hides=False)
-    assert list(client.run(list_remains).values()) == [[], []]
+    wait_for(lambda: not any(client.run(list_remains).values()))
 
 
 def test_a_closed_client_is_refused(cluster: LocalCluster) -> None:
@@ -467,7 +467,7 @@ def test_a_lost_notebook_is_noticed_and_another_joins(
         watching.wait(lambda states: len(states) == 2)
 
     with Client(cluster, set_as_default=False) as client:
-        wait_until(lambda: not any(client.run(list_remains).values()))
+        wait_for(lambda: not any(client.run(list_remains).values()))
         assert list_plugins(cluster) == []
         again = Watching(DaskSource(client))
         client.submit(train, MIB, pure=False).result()

@@ -27,8 +27,8 @@ from gpumemwidget.remote.engines import ray_worker
 from gpumemwidget.remote.engines.ray import RaySource
 from gpumemwidget.remote.engines.ray_worker import GpuMemCollector
 from gpumemwidget.remote.reader import release_elsewhere as releases
-from tests.remote.programs import release_at
-from tests.remote.watching import Watching, find_peak, wait_until
+from tests.remote.programs import release_at, wait_for
+from tests.remote.watching import Watching, find_peak
 
 # Ray takes some ten seconds to begin.
 pytestmark = pytest.mark.slow
@@ -60,7 +60,7 @@ def read_stat(which: str) -> int:
 def hold(n_bytes: int, until: Path) -> tuple[int, int]:
     """Hold memory until a file is there; return the pid, and what the allocator has meanwhile."""
     handle = _gpus.allocate(n_bytes)
-    wait_until(until.exists)
+    wait_for(until.exists)
     held = read_stat("current")
     _gpus.free(handle)
     return os.getpid(), held
@@ -172,7 +172,7 @@ def test_notebooks_join_an_actor_that_outlives_them(cluster: Cluster) -> None:
     states = wait_for_pids(first, pid)
     first.close()
     first.close()
-    wait_until(lambda: ray.get(actor.read.remote())[2] == ["gpumemwidget-ray"])
+    wait_for(lambda: ray.get(actor.read.remote())[2] == ["gpumemwidget-ray"])
     names = ray.util.list_named_actors()
     second = watch()
     states += wait_for_pids(second, pid)
@@ -182,7 +182,7 @@ def test_notebooks_join_an_actor_that_outlives_them(cluster: Cluster) -> None:
     actor = ray.get_actor("survivor")
     ray.get(actor.read.remote())
     states += wait_for_pids(third, pid)
-    wait_until(lambda: [state.status for state in second.look()] == ["lost"])
+    wait_for(lambda: [state.status for state in second.look()] == ["lost"])
     third.close()
     second.close()
     ray.kill(actor)
@@ -285,7 +285,7 @@ def test_a_release_is_not_made_in_another_actor_of_that_name(watching: Watching)
             others.append(ray.remote(Trainer).options(name="again").remote())
         return others
 
-    wait_until(begin_another)
+    wait_for(begin_another)
     # Nothing was read meanwhile, so the one that was killed is not known to be gone.
     outcomes = release_at(watching.source, [key], ReleaseRequest(("batch",)), dry_run=False)
 

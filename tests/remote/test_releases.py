@@ -49,13 +49,11 @@ class _Engine(FileSource):
         wanted = msgspec.json.decode(order, type=ReleaseOrder)
         assert wanted.request == REQUEST
         outcome = self._answer(key, wanted.dry_run)
+        fields = {ReleasePlan: "plan", ReleaseReport: "report", str: "refusal"}
         future: Future[bytes] = Future()
-        if isinstance(outcome, ReleasePlan):
-            future.set_result(msgspec.json.encode(ReleaseAnswer(plan=outcome)))
-        elif isinstance(outcome, ReleaseReport):
-            future.set_result(msgspec.json.encode(ReleaseAnswer(report=outcome)))
-        elif outcome is not None:
-            future.set_result(msgspec.json.encode(ReleaseAnswer(refusal=outcome)))
+        if outcome is not None:
+            answer = ReleaseAnswer(**{fields[type(outcome)]: outcome})  # type: ignore[arg-type]
+            future.set_result(msgspec.json.encode(answer))
         return future
 
 

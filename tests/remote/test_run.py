@@ -182,18 +182,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("command", [[], ["run"], ["load"]])
-def test_help_has_an_example(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Each sub-command's help shows what to type, as does the help of both."""
-    with pytest.raises(SystemExit) as ended:
-        main([*command, "--help"])
-
-    out = capsys.readouterr().out
-    assert ended.value.code == 0
-    assert out.startswith(" ".join(["usage: gpumemwidget", *command]))
-    assert " ".join(["example: gpumemwidget", *(command or ["run"])]) in out
-
-
 def test_load_prints_the_report(tmp_path: Path) -> None:
     """The text is the report of ``gpumemwidget.load()``, of a file and of a folder."""
     write_script(tmp_path, "kept = bytearray(8 << 20)")
@@ -299,20 +287,6 @@ def test_what_a_program_is_in_before_its_second_step(tmp_path: Path, *, makes_st
     )
 
 
-def test_the_hook_is_taken_away(tmp_path: Path) -> None:
-    """After ``close`` PyTorch calls nothing of ours."""
-    hooks = sys.modules["torch.optim.optimizer"]._global_optimizer_post_hooks
-    before = len(hooks)
-    optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)])
-
-    with gpumemwidget.record(tmp_path / "a.jsonl"):
-        during = len(hooks)
-        optimizer.step()
-    optimizer.step()
-
-    assert (during, len(hooks)) == (before + 1, before)
-
-
 FIGURES = """
 import re, gpumemwidget
 with gpumemwidget.span("load"):
@@ -380,28 +354,3 @@ def test_a_program_that_closes_all_files(tmp_path: Path) -> None:
     state = load_one(tmp_path / "a.jsonl")
     assert (state.status, state.n_unread) == ("ended", 0)
     assert "after" in {span.name for span in state.spans}
-
-
-def test_a_program_that_records_itself(tmp_path: Path) -> None:
-    """It runs as it would without ``run``, and each of the two files has its own time."""
-    script = write_script(
-        tmp_path,
-        """
-        import gpumemwidget
-        whole = gpumemwidget.span("whole")
-        with whole:
-            with gpumemwidget.record("inner.jsonl"), gpumemwidget.span("part"):
-                print("ok")
-        with whole:
-            pass
-        """,
-    )
-
-    ended = run_python(tmp_path, *RUN, "--to", "outer.jsonl", script)
-
-    assert (ended.status, ended.out) == (0, "ok\n")
-    inner, outer = (load_one(tmp_path / f"{name}.jsonl") for name in ("inner", "outer"))
-    assert [span.name for span in inner.spans if span.name != "the program"] == ["part"]
-    names = [span.name for span in outer.spans]
-    assert (names.count("part"), names.count("whole")) == (1, 2)
-    assert inner.status == outer.status == "ended"

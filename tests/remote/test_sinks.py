@@ -17,13 +17,12 @@ from gpumemwidget.remote.messages import (
     Devices,
     Figures,
     SpanEnded,
-    decode,
     encode,
 )
-from gpumemwidget.remote.process_log import ProcessLog
 from gpumemwidget.remote.writer import record_writer
 from gpumemwidget.remote.writer.record_writer import BatchSink
 from gpumemwidget.testing import simulate_gpus
+from tests.remote.programs import read_lines
 
 MIB = 1 << 20
 BEGAN = encode(Began(ProcessInfo("1", "host", 7, "python", 0.0)))
@@ -84,11 +83,7 @@ def test_a_send_that_hangs_holds_up_no_task(receiver: Receiver) -> None:
         receiver.may_go_on.set()
         leave()
 
-    log = ProcessLog()
-    for line in receiver.lines:
-        log.take(decode(line))
-    state = log.describe(is_alive=True)
-    assert state is not None
+    state = read_lines(b"".join(receiver.batches))
     assert [span.number for span in state.spans] == [0, 1, 2]
     assert state.spans[2].devices[0].allocated.peak_bytes == 3 * MIB
     assert state.status == "ended"
