@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from gpumemwidget.errors import BadInputError
@@ -66,8 +68,11 @@ def _make_monitor(*readings: Reading) -> Monitor:
     )
 
 
-def _run_cell(monitor: Monitor, *end: Reading) -> CellRecord:
+def _run_cell(
+    monitor: Monitor, *end: Reading, change: Callable[[Budgets], Budgets] = lambda kept: kept
+) -> CellRecord:
     monitor.start_cell(execution_count=1, cell_id=None, source="")
+    monitor.budgets = change(monitor.budgets)
     monitor.hardware.readings = end  # type: ignore[attr-defined]
     record = monitor.end_cell(status="ok")
     assert record is not None
@@ -116,38 +121,25 @@ def test_a_device_that_comes_into_use_within_the_cell_has_its_budget() -> None:
     assert second.is_over_budget
 
 
-def test_a_budget_that_a_cell_sets_is_for_the_cells_after_it() -> None:
-    """Its own peak may have come before."""
-    monitor = _make_monitor(gpu(0))
-    monitor.start_cell(execution_count=1, cell_id=None, source="")
-    monitor.budgets = Budgets().add(10 * MIB)
-    monitor.hardware.readings = (gpu(11 * MIB),)  # type: ignore[attr-defined]
-
-    record = monitor.end_cell(status="ok")
-
-    assert record is not None
-    assert record.devices[0].budget_bytes is None
-
-
 @pytest.mark.parametrize(
-    ("change", "held_to"),
+    ("before", "change", "held_to"),
     [
-        (lambda budgets: budgets.remove(), None),
-        (lambda budgets: budgets.remove("cuda:0"), 10 * MIB),
-        (lambda budgets: budgets.add(20 * MIB), 20 * MIB),
-        (lambda budgets: budgets.add(5 * MIB), 10 * MIB),
+        (None, lambda budgets: budgets.add(10 * MIB), None),
+        (10, lambda budgets: budgets.remove(), None),
+        (10, lambda budgets: budgets.remove("cuda:0"), 10),
+        (10, lambda budgets: budgets.add(20 * MIB), 20),
+        (10, lambda budgets: budgets.add(5 * MIB), 10),
     ],
-    ids=["taken away", "taken away there", "raised", "lowered"],
+    ids=["set", "taken away", "taken away there", "raised", "lowered"],
 )
-def test_what_a_cell_eases_counts_for_itself(change: object, held_to: int | None) -> None:
+def test_what_a_cell_eases_counts_for_itself(
+    before: int | None, change: Callable[[Budgets], Budgets], held_to: int | None
+) -> None:
+    """What it tightens is for the cells after it: its own peak may have come before."""
     monitor = _make_monitor(gpu(0))
-    monitor.budgets = Budgets().add(10 * MIB)
-    monitor.start_cell(execution_count=1, cell_id=None, source="")
-    assert callable(change)
-    monitor.budgets = change(monitor.budgets)
-    monitor.hardware.readings = (gpu(11 * MIB),)  # type: ignore[attr-defined]
+    if before is not None:
+        monitor.budgets = Budgets().add(before * MIB)
 
-    record = monitor.end_cell(status="ok")
+    (device,) = _run_cell(monitor, gpu(11 * MIB), change=change).devices
 
-    assert record is not None
-    assert record.devices[0].budget_bytes == held_to
+    assert device.budget_bytes == (None if held_to is None else held_to * MIB)
