@@ -154,17 +154,6 @@ class TestCell:
         ]
         assert len(session.monitor.history) == 4
 
-    def test_a_gpu_that_is_first_touched_in_a_cell_began_at_zero(self, session: Session) -> None:
-        """Also when the sampler has seen it there before the cell's end."""
-        session.hardware.readings = (host(20),)
-        session.start()
-        session.hardware.readings = (gpu(30), host(20))
-        session.monitor.read_now()
-
-        record = session.end()
-
-        assert record.devices[0].allocated == Span(0, 30, 30)
-
     def test_an_end_without_a_start_is_none(self, session: Session) -> None:
         """As after %load_ext: no record, and the hardware is not asked."""
         assert session.monitor.end_cell(status="ok") is None
