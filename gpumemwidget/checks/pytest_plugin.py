@@ -13,18 +13,20 @@ from functools import partial
 import pytest
 
 _MEMORY, _GROWTH = "limit_gpu_memory", "limit_gpu_growth"
-_MARKERS = (
-    f"{_MEMORY}(limit): fail the test if it allocates more than that on a GPU at once, as in "
-    "'2 GiB'; without a GPU, its peak is predicted",
-    f"{_GROWTH}(limit, warmups=1): run the test once more after the warm-ups, and fail it if "
-    "more memory is in use then than before, by more than the limit",
-)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the markers."""
-    for marker in _MARKERS:
-        config.addinivalue_line("markers", marker)
+    config.addinivalue_line(
+        "markers",
+        f"{_MEMORY}(limit): fail the test if it allocates more than that on a GPU at once, as in "
+        "'2 GiB'; without a GPU, its peak is predicted",
+    )
+    config.addinivalue_line(
+        "markers",
+        f"{_GROWTH}(limit, warmups=1): run the test once more after the warm-ups, and fail it if "
+        "more memory is in use then than before, by more than the limit",
+    )
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -26,8 +26,6 @@ from gpumemwidget.model.devices import (
 from gpumemwidget.model.predictions import PredictedRemedy
 from gpumemwidget.units import format_bytes, parse_bytes
 
-_SHARE = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<percent>%)?")
-
 
 def parse_limit(value: object) -> LimitRequest:
     """Return the limit that a user's value means.
@@ -49,7 +47,7 @@ def parse_limit(value: object) -> LimitRequest:
         text = value.strip()
         if text.lower() == "off":
             return LimitRequest()
-        match = _SHARE.fullmatch(text)
+        match = re.fullmatch(r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<percent>%)?", text)
         if match is not None:
             share = float(match["number"]) / (100 if match["percent"] else 1)
         else:

@@ -38,8 +38,6 @@ _SETUP_S = 10.0
 _CLOSE_S = 5.0
 #: Seconds that a client has to come back before the recording for it ends.
 _CLIENT_GONE_S = 60.0
-#: States of a task, within the worker, whose function may be running.
-_RUNNING_STATES = frozenset({"executing", "long-running", "cancelled", "resumed"})
 
 
 class DaskSource(InboxSource):
@@ -247,9 +245,11 @@ class WorkerRecording:
 
     def transition(self, key: Any, start: str, finish: str, **_: Any) -> None:  # noqa: ARG002 - Dask's
         """Begin the span of a task, or end it."""
+        # The states, within the worker, in which a task's function may be running.
+        running = "executing", "long-running", "cancelled", "resumed"
         if finish == "executing" and key not in self._spans:
             self._spans[key] = self._recording.begin_span(key_split(key), lane=key)
-        elif finish not in _RUNNING_STATES and key in self._spans:
+        elif finish not in running and key in self._spans:
             status: dict[str, Status] = {"memory": "ok", "error": "error"}
             self._recording.end_span(self._spans.pop(key), status.get(finish, "interrupted"))
             if finish == "error":

@@ -28,8 +28,6 @@ from gpumemwidget.remote.reader.collector import InboxSource
 from gpumemwidget.remote.writer.program import ProgramShell
 
 _HOOK = "worker_process_setup_hook"
-#: Seconds that a notebook waits for the collector's answer at a time.
-_ANSWER_S = 0.5
 #: Seconds of silence after which Ray is asked whether a process is alive.
 _QUIET_S = 2.0
 
@@ -106,7 +104,7 @@ class RaySource(InboxSource):
             raise BackendError(f"{self.name} is over: watch the new one after ray.init()")
         try:
             self._answer = self._answer or self._collector.take.remote().future()
-            batches = self._answer.result(_ANSWER_S)
+            batches = self._answer.result(0.5)
         except FutureTimeoutError:
             return  # The collector begins, or is busy.
         except Exception as exc:  # noqa: BLE001 - raised as an error of ours

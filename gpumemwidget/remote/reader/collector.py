@@ -17,9 +17,8 @@ from gpumemwidget.recording.history import History
 from gpumemwidget.remote.messages import MAX_PROCESSES, Began, Ended, Message, decode
 from gpumemwidget.remote.process_log import ProcessLog
 
-#: Maximum number of samples, and of spans, of all processes together, and of one.
+#: Maximum number of samples, and of spans, of all processes together.
 _MAX_SAMPLES = 400_000
-_MAX_SAMPLES_EACH = 10_000
 
 
 class Source(Protocol):
@@ -94,7 +93,7 @@ class Collector:
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         #: Maximum number of samples, and of spans, of each process.
-        self._capacity = _MAX_SAMPLES_EACH
+        self._capacity = 10_000
         self._is_closed = False
 
     @property

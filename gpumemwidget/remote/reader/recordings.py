@@ -397,11 +397,6 @@ def _make_part(state: ProcessState, device: str) -> GpuPart:
     )
 
 
-#: Minimum share of the median by which a peak stands out, and minimum number of bytes.
-_LEAST_SHARE = 0.05
-_LEAST_BYTES = 64 * 1024**2
-
-
 def find_skews(states: Sequence[ProcessState]) -> tuple[Skew, ...]:
     """Return the processes whose peak is well above the median of those with the same role.
 
@@ -423,7 +418,8 @@ def find_skews(states: Sequence[ProcessState]) -> tuple[Skew, ...]:
         middle = median_low(peak.allocated_bytes or 0 for _, peak in peaks)
         for state, peak in peaks:
             above = (peak.allocated_bytes or 0) - middle
-            if above >= max(_LEAST_BYTES, _LEAST_SHARE * middle):
+            # By less than 5 % of the median, or 64 MiB, a peak does not stand out.
+            if above >= max(64 * 1024**2, 0.05 * middle):
                 found.append(Skew(state, peak, above, len(peaks)))
     return tuple(sorted(found, key=lambda skew: -skew.above_median_bytes))
 

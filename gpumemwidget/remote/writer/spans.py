@@ -19,10 +19,6 @@ from gpumemwidget.model.devices import Reading
 from gpumemwidget.model.processes import RunningSpan, SpanRecord
 from gpumemwidget.recording.running_cell import RunningCell, build_record, lift_peaks
 
-#: Maximum number of spans that are open at once and measured; others are counted. Where spans lie
-#: side by side, the end of one looks at all that began later: some 100 µs for so many.
-_MAX_OPEN = 200
-
 
 @dataclass(slots=True, eq=False)
 class OpenSpan:
@@ -88,7 +84,9 @@ class Spans:
         with self._lock:
             if self._is_closed:
                 return None
-            if len(self._open) >= _MAX_OPEN:
+            # More are counted alone. Where spans lie side by side, the end of one looks at all that
+            # began later: some 100 µs for so many.
+            if len(self._open) >= 200:
                 return OpenSpan(RunningSpan(name, self._now(), number), lane, None)
             before = self._end_stretch()
             running = RunningSpan(name, self._now(), number)
