@@ -58,11 +58,16 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
             "function many times: take one example",
             pytrace=False,
         )
-    from gpumemwidget.checks.limited import run_limited  # noqa: PLC0415 - only marked tests need it
+    from gpumemwidget.checks import memory_growth  # noqa: PLC0415 - only marked tests need it
 
-    pyfuncitem.obj = partial(run_limited, function, markers.get(_MEMORY), markers.get(_GROWTH))
+    memory, growth = markers.get(_MEMORY), markers.get(_GROWTH)
+    pyfuncitem.obj = partial(memory_growth.run_limited, function, memory, growth)
     try:
         return (yield)
+    except memory_growth.LimitError as exc:
+        pytest.fail(str(exc), pytrace=False)
+    except memory_growth.UnpredictableError as exc:
+        pytest.skip(str(exc))
     finally:
         pyfuncitem.obj = function
 

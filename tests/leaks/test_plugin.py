@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 # Imported here, they stay: what a run within this process imports goes with it.
-import gpumemwidget.checks.limited
 import gpumemwidget.checks.memory_growth
 import gpumemwidget.leaks.survey
 import gpumemwidget.report.leaks
