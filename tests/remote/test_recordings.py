@@ -176,8 +176,8 @@ def test_a_folder_that_is_gone(tmp_path: Path) -> None:
     back = str(recordings.update())
 
     assert len(recordings.processes) == 1
-    assert f"{folder} is gone" in " ".join(gone.split())
-    assert "is gone" not in back
+    assert f"{folder} is not there" in " ".join(gone.split())
+    assert "is not there" not in back
 
 
 def test_a_folder(tmp_path: Path) -> None:

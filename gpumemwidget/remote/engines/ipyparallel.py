@@ -280,14 +280,10 @@ class EngineTasks:
 
 def _name_function(function: Any, args: Sequence[Any]) -> str:
     """Return the name of a function; of ipyparallel's for ``map`` the one of the user's."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    name = getattr(function, "__qualname__", None)
-    if name is None:  # An object. What ``ipyparallel.require`` returns has the function's name.
-        name = getattr(function, "__name__", type(function).__qualname__)
+    name = str(getattr(function, "__qualname__", type(function).__qualname__))
     if not str(function.__module__).startswith("ipyparallel."):
-        return str(name)
-    return _name_function(args[0], ()) if name == "_map" else str(name).lstrip("_")
+        return name
+    return _name_function(args[0], ()) if name == "_map" else name.lstrip("_")
 
 
 #: Returns the one of this engine.

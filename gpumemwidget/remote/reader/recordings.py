@@ -68,7 +68,13 @@ class FileSource:
             RecordingError: a file was written by a newer gpumemwidget; likewise.
         """
         failures: list[GpuMemError] = []
-        for path in self._list_paths(failures):
+        paths: list[Path] = []
+        try:
+            paths, self.n_left_out = list_recordings(self._path)
+        except FileError as exc:
+            # What was read of a folder that is gone stays, and it is read on once it is back.
+            failures.append(exc)
+        for path in paths:
             key = str(path)
             if key not in self._readers:
                 self._readers[key] = MessageReader(path)
@@ -80,16 +86,6 @@ class FileSource:
         self.failures = tuple(failures)
         if failures:
             raise failures[0]
-
-    def _list_paths(self, failures: list[GpuMemError]) -> list[Path]:
-        try:
-            paths, self.n_left_out = list_recordings(self._path)
-            return paths
-        except FileError:
-            # The folder was there when the user named it.
-            words = "is gone, or can't be read: what was read stays, and it is read on once it can"
-            failures.append(FileError(f"{self._path} {words}"))
-            return []
 
     def is_alive(self, key: str, info: ProcessInfo) -> bool:
         """Return whether a process still runs, or wrote just now."""
