@@ -727,13 +727,13 @@ def release_elsewhere(
     libraries: bool = False,
     dry_run: bool = False,
 ) -> RemoteRelease:
-    """Release variables in processes of an engine that is watched; in all of them, or in none.
+    """Release variables in engines of ipyparallel that are watched; in all of them, or in none.
 
-    First every process plans. If one of them refuses, or does not answer, nothing is released
+    First every engine plans. If one of them refuses, or does not answer, nothing is released
     anywhere.
 
     Args:
-        where: ``"engine3"``, ``"rank0"``, ``"worker"`` for all of a role, or ``"all"``.
+        where: ``"engine3"``, or ``"all"``.
         names: the variables, as they are called there.
         keep: see ``release``, as for the others.
         out: also what IPython holds of displayed values.

@@ -332,8 +332,8 @@ class MemMagics(Magics):
         "names",
         nargs="*",
         metavar="NAME",
-        help='a variable, or a row such as Out[7] or "last exception"; @rank0, @engine3, @all: the '
-        "watched processes in which to release them",
+        help='a variable, or a row such as Out[7] or "last exception"; @engine3, @all: the watched '
+        "engines of ipyparallel in which to release them",
     )
     @argument("--dry-run", action="store_true", help="show the plan and change nothing")
     @argument("--keep", action="store_true", help="leave copies on the CPU under the names")

@@ -73,29 +73,22 @@ def _release(
 
 
 @pytest.mark.parametrize(
-    ("address", "names"),
-    [
-        ("@all", ["all", "trainer", "worker", "worker 0", "worker 1"]),
-        ("worker1", ["worker 1"]),
-        ("@worker", ["worker 0", "worker 1"]),
-        ("@trainer", ["trainer"]),
-    ],
+    ("address", "numbers"),
+    [("@all", [0, 1, 0]), ("engine1", [1]), ("@engine 1", [1]), ("@engine", [0, 1])],
 )
-def test_a_label_takes_no_address_from_others(
-    address: str, names: list[str], tmp_path: Path
+def test_an_address_is_a_role_and_a_number(
+    address: str, numbers: list[int], tmp_path: Path
 ) -> None:
-    """Roles and numbers come first, and labels where they mean nobody."""
+    """The role alone is all of it."""
     for number in range(2):
-        Rank(tmp_path, number, role="worker").sample()
-    for label in ("all", "trainer", "worker"):
-        Rank(tmp_path, None, role="actor", label=label).sample()
+        Rank(tmp_path, number, role="engine").sample()
+    Rank(tmp_path, 0, role="worker").sample()
 
     done = _release(tmp_path, address)
 
     assert done.is_done
     assert done.refused == ()
-    infos = [state.info for state, _ in done.outcomes]
-    assert [info.label or f"{info.role} {info.number}" for info in infos] == names
+    assert [state.info.number for state, _ in done.outcomes] == numbers
 
 
 def test_an_address_of_nobody(tmp_path: Path) -> None:

@@ -24,10 +24,9 @@ from distributed.core import clean_exception
 from gpumemwidget.errors import BackendError, BadInputError, GpuMemError, describe_exception
 from gpumemwidget.model.cells import Status
 from gpumemwidget.model.processes import ProcessInfo
-from gpumemwidget.remote.engines.worker import join, leave, refuse, release
+from gpumemwidget.remote.engines.worker import join, leave
 from gpumemwidget.remote.messages import Message
 from gpumemwidget.remote.reader.collector import InboxSource
-from gpumemwidget.remote.reader.release_elsewhere import BEGIN_S, END_S
 from gpumemwidget.remote.writer.recorder import Recorder
 from gpumemwidget.remote.writer.spans import OpenSpan
 
@@ -95,22 +94,6 @@ class DaskSource(InboxSource):
     def is_alive(self, key: str, info: ProcessInfo) -> bool:  # noqa: ARG002 - of all sources
         """Return whether the worker was heard lately, and no other one since at its address."""
         return self._keys.get(_read_address(key)) == key and self.is_heard(key)
-
-    def begin_release(self, key: str, order: bytes) -> Future[bytes] | str:
-        """Release names in a worker that runs no task; see ``ReleasingSource``."""
-        address = _read_address(key)
-        if self._client.status != "running":
-            return "the Dask client is closed: watch the cluster with another"
-        if self._keys.get(address) != key:
-            return "the worker is gone"
-
-        async def ask() -> bytes:
-            # One worker for each call: the answers of several wait for the slowest.
-            answers = self._client.run(_release_in_worker, order, workers=[address])
-            answer: bytes = (await asyncio.wait_for(answers, BEGIN_S + END_S))[address]
-            return answer
-
-        return self._start(ask())
 
     def close(self) -> None:
         """Record the workers no more, and listen no more. May be called twice."""
@@ -281,11 +264,3 @@ class WorkerRecording:
             _, error, _ = clean_exception(task.exception.data)
             if error is not None:
                 self._recording.note_error(error)
-
-
-def _release_in_worker(order: bytes, dask_worker: Worker) -> bytes:
-    """Release names, on the worker's event loop: meanwhile no task begins."""
-    # Methods of actors are no active keys, but have threads.
-    if dask_worker.active_keys or dask_worker.active_threads:
-        return refuse("a task is running in the worker: wait for its end")
-    return release(order)

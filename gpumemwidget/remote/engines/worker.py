@@ -17,7 +17,6 @@ from gpumemwidget.errors import GpuMemError
 from gpumemwidget.model.encoding import encode_json
 from gpumemwidget.model.processes import ProcessRole
 from gpumemwidget.model.releases import ReleaseRequest
-from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.releasing.plan import plan_release
 from gpumemwidget.releasing.release import execute_release
 from gpumemwidget.remote.reader.release_elsewhere import ReleaseAnswer, ReleaseOrder
@@ -73,39 +72,31 @@ def leave(listener: str = "notebook") -> None:
         recording.close()
 
 
-def release(order: bytes, *, shell: Shell | None = None) -> bytes:
-    """Carry out an encoded ``ReleaseOrder`` in this worker; return the ``ReleaseAnswer``.
+def release(order: bytes) -> bytes:
+    """Carry out an encoded ``ReleaseOrder`` in this worker; return the encoded ``ReleaseAnswer``.
 
-    Args:
-        order: what the notebook has sent.
-        shell: whose names they are; ``None``: the loaded extension's, or else the globals of
-            ``__main__``.
+    The names are the loaded extension's, or else the globals of ``__main__``.
     """
     try:
         wanted = msgspec.json.decode(order, type=ReleaseOrder)
         if time.time() > wanted.not_after:
             late = "the request came too late, or the clocks of the two hosts differ"
-            return refuse(f"{late}: nothing was changed")
-        return encode_json(_release(wanted.request, dry_run=wanted.dry_run, shell=shell))
+            return encode_json(ReleaseAnswer(refusal=f"{late}: nothing was changed"))
+        return encode_json(_release(wanted.request, dry_run=wanted.dry_run))
     except GpuMemError as exc:
-        return refuse(str(exc))
+        return encode_json(ReleaseAnswer(refusal=str(exc)))
 
 
-def _release(request: ReleaseRequest, *, dry_run: bool, shell: Shell | None) -> ReleaseAnswer:
-    session = find_session() if shell is None else None
+def _release(request: ReleaseRequest, *, dry_run: bool) -> ReleaseAnswer:
+    session = find_session()
     if session is not None:
         if dry_run:
             return ReleaseAnswer(plan=session.plan_release(request))
         return ReleaseAnswer(report=session.release(request))
-    shell, hardware = shell or ProgramShell(), detect_hardware()
+    shell, hardware = ProgramShell(), detect_hardware()
     try:
         if dry_run:
             return ReleaseAnswer(plan=plan_release(shell, hardware, request))
         return ReleaseAnswer(report=execute_release(shell, hardware, request))
     finally:
         hardware.close()
-
-
-def refuse(reason: str) -> bytes:
-    """Return an encoded ``ReleaseAnswer`` by which nothing was changed."""
-    return encode_json(ReleaseAnswer(refusal=reason))

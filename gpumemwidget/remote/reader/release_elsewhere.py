@@ -67,7 +67,7 @@ def release_elsewhere(
 
     Args:
         collector: has the processes.
-        address: ``"rank0"``, ``"engine 3"``, ``"worker"`` for all of a role, ``"all"``, or a label.
+        address: ``"engine3"``, ``"engine"`` for all of a role, ``"all"``.
         request: the names, as they are called there.
         dry_run: only plan.
 
@@ -96,8 +96,8 @@ def _choose(collector: Collector, address: str) -> list[tuple[ProcessState, Sour
     entries = [entry for entry in collector.list_entries() if entry[0].status == "running"]
     name = address.strip().removeprefix("@").strip()
     if not name:
-        raise BadInputError("name the process: @engine1, @rank0, or @all for all of them")
-    # ``@rank0``, ``@engine 3``, ``@all``.
+        raise BadInputError("name the process: @engine1, or @all for all of them")
+    # ``@engine3``, ``@engine 3``, ``@all``.
     match = re.fullmatch(r"(?P<role>[a-z]+)\s*(?P<number>\d+)?", name)
     chosen = [
         entry
@@ -107,8 +107,6 @@ def _choose(collector: Collector, address: str) -> list[tuple[ProcessState, Sour
         and (match["number"] is None or entry[0].info.number == int(match["number"]))
     ]
     if not chosen:
-        chosen = [entry for entry in entries if name in (entry[0].info.label, entry[0].info.id)]
-    if not chosen:
         known = ", ".join(dict.fromkeys(f"@{_name(state)}" for state, _, _ in entries))
         if not known:
             raise UnknownNameError("no watched process is running")
@@ -116,8 +114,8 @@ def _choose(collector: Collector, address: str) -> list[tuple[ProcessState, Sour
     for state, source, _ in chosen:
         if not isinstance(source, ReleasingSource):
             raise BadInputError(
-                f"@{_name(state)} is only listened to: names are released in the processes of "
-                "ipyparallel, Dask and Ray, which run code for you"
+                f"@{_name(state)} is only listened to: names are released in the engines of "
+                "ipyparallel, which run code for you"
             )
     return chosen
 

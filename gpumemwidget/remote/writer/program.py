@@ -21,32 +21,18 @@ from gpumemwidget.tracing.sources import find_block_sources
 
 
 class ProgramShell:
-    """A program as a ``Shell``: its names are the globals of ``__main__``.
+    """A program as a ``Shell``: its names are the globals of ``__main__``."""
 
-    Args:
-        owner: an object whose attributes are the names instead, such as an actor.
-    """
-
-    def __init__(self, owner: object = None) -> None:
-        self._owner = owner
+    names_hint = "a variable is a global of the program's main module"
 
     @property
     def user_ns(self) -> MutableMapping[str, object]:
-        """The globals of the program, or the attributes of the owner."""
-        return vars(sys.modules["__main__"] if self._owner is None else self._owner)
+        """The globals of the program."""
+        return vars(sys.modules["__main__"])
 
     @user_ns.setter
     def user_ns(self, _namespace: MutableMapping[str, object]) -> None:
         raise AttributeError("a program's globals stay")
-
-    @property
-    def names_hint(self) -> str:
-        """The place of the names, for an error."""
-        return (
-            "a variable is a global of the program's main module"
-            if self._owner is None
-            else "a variable is an attribute of the actor, as model is of self.model"
-        )
 
     def list_user_names(self) -> list[str]:
         """Return the program's own names, but for modules and those with underscores around."""
