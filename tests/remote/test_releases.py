@@ -6,14 +6,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from gpumemwidget.errors import BadInputError, UnknownNameError
 from gpumemwidget.model.processes import Outcome, RemoteRelease
 from gpumemwidget.model.releases import (
     ReleasePlan,
-    ReleaseReport,
     ReleaseRequest,
     Stop,
     StopKind,
@@ -21,11 +19,7 @@ from gpumemwidget.model.releases import (
 from gpumemwidget.remote.reader import release_elsewhere as releases
 from gpumemwidget.remote.reader.collector import Collector
 from gpumemwidget.remote.reader.recordings import FileSource
-from gpumemwidget.remote.reader.release_elsewhere import (
-    ReleaseAnswer,
-    ReleaseOrder,
-    release_elsewhere,
-)
+from gpumemwidget.remote.reader.release_elsewhere import release_elsewhere
 from gpumemwidget.report.processes import report_release_elsewhere
 from tests.ranks import Rank
 from tests.report.examples import make_plan, make_release, make_stopped_release
@@ -45,15 +39,14 @@ class _Engine(FileSource):
         super().__init__(folder)
         self._answer = answer
 
-    def begin_release(self, key: str, order: bytes) -> Future[bytes] | str:
-        wanted = msgspec.json.decode(order, type=ReleaseOrder)
-        assert wanted.request == REQUEST
-        outcome = self._answer(key, wanted.dry_run)
-        fields = {ReleasePlan: "plan", ReleaseReport: "report", str: "refusal"}
-        future: Future[bytes] = Future()
+    def begin_release(
+        self, key: str, request: ReleaseRequest, *, dry_run: bool, not_after: float
+    ) -> Future[Outcome] | str:
+        assert (request, not_after > 0) == (REQUEST, True)
+        outcome = self._answer(key, dry_run)
+        future: Future[Outcome] = Future()
         if outcome is not None:
-            answer = ReleaseAnswer(**{fields[type(outcome)]: outcome})  # type: ignore[arg-type]
-            future.set_result(msgspec.json.encode(answer))
+            future.set_result(outcome)
         return future
 
 

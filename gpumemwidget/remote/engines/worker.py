@@ -10,16 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Hashable
 
-import msgspec
-
 from gpumemwidget.backends.hardware import detect_hardware
 from gpumemwidget.errors import GpuMemError
-from gpumemwidget.model.encoding import encode_json
-from gpumemwidget.model.processes import ProcessRole
+from gpumemwidget.model.processes import Outcome, ProcessRole
 from gpumemwidget.model.releases import ReleaseRequest
 from gpumemwidget.releasing.plan import plan_release
 from gpumemwidget.releasing.release import execute_release
-from gpumemwidget.remote.reader.release_elsewhere import ReleaseAnswer, ReleaseOrder
 from gpumemwidget.remote.writer.program import ProgramShell
 from gpumemwidget.remote.writer.record_writer import BatchSink
 from gpumemwidget.remote.writer.recorder import Recorder, find_recorder
@@ -72,31 +68,23 @@ def leave(listener: str = "notebook") -> None:
         recording.close()
 
 
-def release(order: bytes) -> bytes:
-    """Carry out an encoded ``ReleaseOrder`` in this worker; return the encoded ``ReleaseAnswer``.
+def release(request: ReleaseRequest, dry_run: bool, not_after: float) -> Outcome:
+    """Carry out a release in this worker, or only plan it; see ``ReleasingSource``.
 
     The names are the loaded extension's, or else the globals of ``__main__``.
     """
-    try:
-        wanted = msgspec.json.decode(order, type=ReleaseOrder)
-        if time.time() > wanted.not_after:
-            late = "the request came too late, or the clocks of the two hosts differ"
-            return encode_json(ReleaseAnswer(refusal=f"{late}: nothing was changed"))
-        return encode_json(_release(wanted.request, dry_run=wanted.dry_run))
-    except GpuMemError as exc:
-        return encode_json(ReleaseAnswer(refusal=str(exc)))
-
-
-def _release(request: ReleaseRequest, *, dry_run: bool) -> ReleaseAnswer:
+    if time.time() > not_after:
+        late = "the request came too late, or the clocks of the two hosts differ"
+        return f"{late}: nothing was changed"
     session = find_session()
-    if session is not None:
-        if dry_run:
-            return ReleaseAnswer(plan=session.plan_release(request))
-        return ReleaseAnswer(report=session.release(request))
-    shell, hardware = ProgramShell(), detect_hardware()
+    hardware = detect_hardware() if session is None else session.hardware
     try:
-        if dry_run:
-            return ReleaseAnswer(plan=plan_release(shell, hardware, request))
-        return ReleaseAnswer(report=execute_release(shell, hardware, request))
+        if session is not None:
+            return session.plan_release(request) if dry_run else session.release(request)
+        execute = plan_release if dry_run else execute_release
+        return execute(ProgramShell(), hardware, request)
+    except GpuMemError as exc:
+        return str(exc)
     finally:
-        hardware.close()
+        if session is None:
+            hardware.close()

@@ -12,50 +12,36 @@ from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
-import msgspec
-
 from gpumemwidget.errors import BadInputError, UnknownNameError, describe_exception
-from gpumemwidget.model.encoding import encode_json
 from gpumemwidget.model.processes import Outcome, ProcessState, RemoteRelease
-from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseRequest
+from gpumemwidget.model.releases import ReleaseRequest
 from gpumemwidget.remote.reader.collector import Collector, Source
 
 #: Seconds within which a process has to begin, and seconds that it has to end a release.
 BEGIN_S = 5.0
 END_S = 60.0
-
-
 _INTERRUPTED = "interrupted before it answered: what became of it is not known"
-
-
-class ReleaseOrder(msgspec.Struct, frozen=True):
-    """A request on its way to another process."""
-
-    request: ReleaseRequest
-    #: Only plan.
-    dry_run: bool
-    #: A moment in seconds since the epoch: later nobody waits for the outcome, and nothing may be
-    #: changed. A host whose clock is ahead by more than ``BEGIN_S`` refuses the order.
-    not_after: float
-
-
-class ReleaseAnswer(msgspec.Struct, frozen=True):
-    """An outcome on its way back; exactly one of the fields is given."""
-
-    plan: ReleasePlan | None = None
-    report: ReleaseReport | None = None
-    refusal: str = ""
 
 
 @runtime_checkable
 class ReleasingSource(Protocol):
     """A source whose engine can run code in its processes."""
 
-    def begin_release(self, key: str, order: bytes) -> Future[bytes] | str:
-        """Have a process carry out an encoded ``ReleaseOrder``, without waiting for it.
+    def begin_release(
+        self, key: str, request: ReleaseRequest, *, dry_run: bool, not_after: float
+    ) -> Future[Outcome] | str:
+        """Have a process carry out a release, without waiting for it.
+
+        Args:
+            key: the process.
+            request: the names.
+            dry_run: only plan.
+            not_after: a moment in seconds since the epoch: later nobody waits for the outcome, and
+                nothing may be changed. A host whose clock is ahead by more than ``BEGIN_S``
+                refuses.
 
         Returns:
-            The encoded ``ReleaseAnswer`` that will come; text: why the process can't be asked.
+            The outcome that will come; text: why the process can't be asked.
         """
         ...
 
@@ -141,7 +127,7 @@ def ask_processes(
     Raises:
         KeyboardInterrupt: a Ctrl-C came while they planned; nothing was changed.
     """
-    asked: list[Future[bytes] | str] = []
+    asked: list[Future[Outcome] | str] = []
     outcomes: list[Outcome] = []
     # By a plan nothing is changed, so one that takes long is not waited for.
     until_s = time.monotonic() + BEGIN_S + (0.0 if dry_run else END_S)
@@ -165,16 +151,16 @@ def ask_processes(
 
 def _begin(
     source: Source, key: str, request: ReleaseRequest, *, dry_run: bool
-) -> Future[bytes] | str:
+) -> Future[Outcome] | str:
     assert isinstance(source, ReleasingSource)
-    order = ReleaseOrder(request, dry_run, not_after=time.time() + BEGIN_S)
     try:
-        return source.begin_release(key, encode_json(order))
+        not_after = time.time() + BEGIN_S
+        return source.begin_release(key, request, dry_run=dry_run, not_after=not_after)
     except Exception as exc:  # noqa: BLE001 - other processes may have released theirs
         return f"{source.name} could not be asked ({describe_exception(exc)})"
 
 
-def _wait_for(answer: Future[bytes] | str, until_s: float, *, dry_run: bool) -> Outcome:
+def _wait_for(answer: Future[Outcome] | str, until_s: float, *, dry_run: bool) -> Outcome:
     if not isinstance(answer, str):
         wait([answer], max(0.0, until_s - time.monotonic()))
         if not answer.done() and dry_run:
@@ -184,11 +170,10 @@ def _wait_for(answer: Future[bytes] | str, until_s: float, *, dry_run: bool) -> 
     return _read(answer)
 
 
-def _read(answer: Future[bytes] | str) -> Outcome:
+def _read(answer: Future[Outcome] | str) -> Outcome:
     if isinstance(answer, str):
         return answer
     try:
-        answered = msgspec.json.decode(answer.result(), type=ReleaseAnswer)
+        return answer.result()
     except Exception as exc:  # noqa: BLE001 - other processes may have released theirs
         return f"it failed there ({describe_exception(exc)})"
-    return answered.report or answered.plan or answered.refusal
