@@ -164,7 +164,7 @@ class RecordWriter:
             self._n_ended += 1
             # Of those that end within two seconds the first six are written. With 30 spans a second
             # of three names the file of eight hours then has some 100 MB of spans.
-            if self._n_ended <= 6 and span.n_unmeasured == 0:
+            if self._n_ended <= 6:
                 self._write(SpanEnded(span))
                 return
             key = span.name, span.status
@@ -239,15 +239,14 @@ def _count_both(earlier: SpanRecord, later: SpanRecord) -> SpanRecord:
         start_s=min(earlier.start_s, later.start_s),
         duration_s=round(earlier.duration_s + later.duration_s, 6),
         n_spans=earlier.n_spans + later.n_spans,
-        n_unmeasured=earlier.n_unmeasured + later.n_unmeasured,
     )
 
 
 def _sum_peaks(span: SpanRecord) -> int:
-    """Return the peaks of all GPUs together, or the host's; -1 for a span without a measurement."""
+    """Return the peaks of all GPUs together, or the host's."""
     peaks = [device.allocated.peak_bytes for device in span.devices if device.device != HOST]
     host = [device.reserved.peak_bytes for device in span.devices if device.device == HOST]
-    return sum(peak or 0 for peak in peaks or host) if span.devices else -1
+    return sum(peak or 0 for peak in peaks or host)
 
 
 # -- Sinks -----------------------------------------------------------------------------------------

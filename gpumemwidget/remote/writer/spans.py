@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.errors import BusyError
 from gpumemwidget.model.cells import Status
 from gpumemwidget.model.devices import Reading
 from gpumemwidget.model.processes import RunningSpan, SpanRecord
@@ -26,8 +27,7 @@ class OpenSpan:
 
     running: RunningSpan
     lane: Hashable
-    #: ``None`` where it is counted alone, as too many others were open when it began.
-    cell: RunningCell | None
+    cell: RunningCell
     #: The highest peaks, and the most lanes, that were noted while it was the one that began last.
     ends: tuple[Reading, ...] = ()
     n_lanes: int = 0
@@ -79,15 +79,16 @@ class Spans:
 
         Raises:
             BackendError: the memory can't be read.
+            BusyError: too many spans are open.
         """
         lane = threading.get_ident() if lane is None else lane
         with self._lock:
             if self._is_closed:
                 return None
-            # More are counted alone. Where spans lie side by side, the end of one looks at all that
-            # began later: some 100 µs for so many.
+            # Where spans lie side by side, the end of one looks at all that began later: some 100
+            # µs for so many.
             if len(self._open) >= 200:
-                return OpenSpan(RunningSpan(name, self._now(), number), lane, None)
+                raise BusyError("200 spans are open, and those beyond are not recorded")
             before = self._end_stretch()
             running = RunningSpan(name, self._now(), number)
             cell = RunningCell(
@@ -114,10 +115,6 @@ class Spans:
             if span.has_ended or self._is_closed:
                 return None
             span.has_ended = True
-            if span.cell is None:
-                name, start_s, number = span.running.name, span.running.start_s, span.running.number
-                duration_s = round(max(0.0, self._now() - start_s), 6)
-                return SpanRecord(name, start_s, duration_s, status, (), number, n_unmeasured=1)
             try:
                 after = self._end_stretch()
             finally:
