@@ -274,37 +274,6 @@ def test_what_can_not_be_held_to_a_limit_is_refused(pytester: pytest.Pytester) -
 
 
 @pytest.mark.slow
-def test_limits_hold_in_each_process_of_xdist(pytester: pytest.Pytester) -> None:
-    """The markers are known there, and what fails is told with its holder as anywhere."""
-    pytester.makepyfile(
-        test_kept="""
-        import pytest
-        import torch
-
-        KEPT = []
-
-        @pytest.mark.limit_gpu_growth("1 MiB")
-        def test_clean():
-            torch.zeros(1 << 20)
-
-        @pytest.mark.limit_gpu_growth("1 MiB")
-        def test_leak():
-            KEPT.append(torch.zeros(1 << 20))
-        """
-    )
-
-    result = pytester.runpytest_subprocess(*_OPTIONS, "-n", "2")
-
-    result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(
-        [
-            "host memory grew by 4.0? MiB, and the limit is 1.00 MiB.",
-            "Held there now: 8.00 MiB test_kept.KEPT[[]…[]].",
-        ]
-    )
-
-
-@pytest.mark.slow
 def test_the_examples_of_the_documents_pass(pytester: pytest.Pytester) -> None:
     """The page on leaks in tests is a file of tests that pass, with a GPU and without."""
     page = Path(__file__).parents[2] / "docs" / "leaks-in-tests.md"
