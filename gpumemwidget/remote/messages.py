@@ -23,6 +23,7 @@ import msgspec
 
 from gpumemwidget.errors import FileError, RecordingError
 from gpumemwidget.model.devices import BytesByDevice, DeviceInfo, DeviceUse
+from gpumemwidget.model.encoding import make_readable
 from gpumemwidget.model.ooms import OomCard
 from gpumemwidget.model.processes import DevicePeak, ProcessInfo, RunningSpan, SpanRecord
 from gpumemwidget.progress import Stage, report_progress
@@ -136,18 +137,8 @@ def encode(message: Message) -> bytes:
         line = _encoder.encode(message)
         if not _may_be_long(line):
             return line + b"\n"
-    return _encoder.encode(_make_readable(msgspec.to_builtins(message))) + b"\n"
-
-
-def _make_readable(value: Any) -> Any:
-    """Return a value with its texts and lists cut, and without halves of surrogate pairs."""
-    if type(value) is str:
-        return value[:_MAX_TEXT].encode(errors="replace").decode()
-    if type(value) is dict:
-        return {key: _make_readable(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return list(map(_make_readable, value[:_MAX_ITEMS]))
-    return value
+    values = make_readable(msgspec.to_builtins(message), max_text=_MAX_TEXT, max_items=_MAX_ITEMS)
+    return _encoder.encode(values) + b"\n"
 
 
 @functools.lru_cache(maxsize=1)
