@@ -193,6 +193,19 @@ def test_a_new_sink_gets_the_extremes_of_few_samples() -> None:
     assert {70.0, 150.0, 299.9} < {sample.time_s for sample in samples}
 
 
+def test_nothing_after_the_end() -> None:
+    """A sampler that comes late writes nothing."""
+    wire = Wire()
+    wire.writer.close(1.0, "ValueError: no")
+    lines = list(wire.lines)
+
+    wire.writer.write_sample(2.0, (), {})
+    wire.writer.end_span(make_span("late", 1.0, 1.0), None)
+
+    assert wire.lines == lines
+    assert (wire.state.status, wire.state.error) == ("failed", "ValueError: no")
+
+
 HOSTILE = {
     "no JSON": b"hello",
     "cut": b'{"type":"ended","time_s":',

@@ -287,6 +287,20 @@ def test_what_a_program_is_in_before_its_second_step(tmp_path: Path, *, makes_st
     )
 
 
+def test_the_hook_is_taken_away(tmp_path: Path) -> None:
+    """After ``close`` PyTorch calls nothing of ours."""
+    hooks = sys.modules["torch.optim.optimizer"]._global_optimizer_post_hooks
+    before = len(hooks)
+    optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)])
+
+    with gpumemwidget.record(tmp_path / "a.jsonl"):
+        during = len(hooks)
+        optimizer.step()
+    optimizer.step()
+
+    assert (during, len(hooks)) == (before + 1, before)
+
+
 FIGURES = """
 import re, gpumemwidget
 with gpumemwidget.span("load"):
