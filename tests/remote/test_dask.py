@@ -416,7 +416,7 @@ def test_a_lost_connection_ends_nothing(
 
     connection = cluster.scheduler.client_comms[client.id].comm
     loop.add_callback(connection.abort)
-    wait_until(lambda: cluster.scheduler.client_comms[client.id].comm is not connection)
+    wait_for(lambda: cluster.scheduler.client_comms[client.id].comm is not connection)
     loop.add_callback(loop.call_later, 1.0, is_over.set)
     is_over.wait(_DEADLINE_S)
     client.submit(increment, 1, pure=False).result()
