@@ -1,22 +1,33 @@
-"""The command line: ``gpumemwidget run`` and ``load``; ``python -m gpumemwidget`` is the same."""
+"""The command line: ``gpumemwidget run``, ``load``, ``compare``; as ``python -m gpumemwidget``."""
 
 from __future__ import annotations
 
 import argparse
+import atexit
+import builtins
+import contextlib
+import importlib.util
 import io
 import math
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any, NoReturn
 
 # Python loses what a signal's handler raises as an import ends: a program's first span must not be
 # the first to import this.
 import gpumemwidget.api  # noqa: F401
 from gpumemwidget.errors import BadInputError, FileError, GpuMemError
+from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.encoding import encode_records
+from gpumemwidget.model.processes import ProcessState
 from gpumemwidget.recording.files import find_target, refuse_target, write_whole
-from gpumemwidget.remote.writer.run import run
+from gpumemwidget.remote.writer.recorder import FileRecording, describe_end
+from gpumemwidget.report.processes import name_process, report_processes
+from gpumemwidget.units import format_bytes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,30 +40,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(encoding="utf-8" if options.json else None, errors="replace")
     # A program that is recorded must not find what only a report needs among its modules.
     try:
-        return _load(options) if options.command == "load" else _compare(options)
+        status = _load(options) if options.command == "load" else _compare(options)
+        # Now, and not as Python ends.
+        sys.stdout.flush()
+        return status
     except GpuMemError as exc:
         print(f"gpumemwidget: {exc}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # The reader, such as ``head``, wants no more.
-        return 2
-
-
-def _print(output: object) -> None:
-    """Print to the standard output now, not as Python ends.
-
-    Raises:
-        FileError: the system refuses.
-        BrokenPipeError: nobody reads it.
-    """
-    try:
-        print(output, flush=True)
     except OSError as exc:
         # Python writes the rest as it ends, and would fail once more:
         # https://docs.python.org/3/library/signal.html#note-on-sigpipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(exc, BrokenPipeError):
-            raise
-        raise FileError(f"can't write the output: {exc.strerror or exc}") from exc
+        if not isinstance(exc, BrokenPipeError):  # The reader, such as ``head``, wants no more.
+            print(f"gpumemwidget: can't write the output: {exc.strerror or exc}", file=sys.stderr)
+        return 2
 
 
 def _load(options: argparse.Namespace) -> int:
@@ -60,19 +61,17 @@ def _load(options: argparse.Namespace) -> int:
 
     if options.redact and options.html is None:
         raise BadInputError("only a page is redacted: give --redact together with --html FILE")
-    if options.force and options.html is None:
-        raise BadInputError("--force has no effect without --html: give both, or neither")
     recordings = Recordings(options.recordings)
     if options.json:
-        _print(encode_records("processes", recordings.processes))
+        print(encode_records("processes", recordings.processes))
         return 0
     if options.html is None:
-        _print(recordings)
+        print(recordings)
         return 0
     target = find_target(options.html, example="runs.html")
     refuse_target(target, force=options.force)
     write_whole(target, recordings.to_page(is_redacted=options.redact).encode("utf-8", "replace"))
-    _print(target)
+    print(target)
     return 0
 
 
@@ -83,11 +82,11 @@ def _compare(options: argparse.Namespace) -> int:
 
     found = compare(options.a, options.b)
     if options.json:
-        _print(encode_records("comparison", found.totals))
+        print(encode_records("comparison", found.totals))
     elif options.markdown:
-        _print(tabulate_comparison(found.a_name, found.b_name, found.totals))
+        print(tabulate_comparison(found.a_name, found.b_name, found.totals))
     else:
-        _print(found)
+        print(found)
     if options.fail_above is None:
         return 0
     grown = found.list_growth(options.fail_above)
@@ -136,11 +135,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         "(default: a new name in the working directory)",
     )
     run_parser.add_argument("-m", dest="is_module", action="store_true", help="PROGRAM is a module")
-    run_parser.add_argument(
-        "target",
-        metavar="PROGRAM",
-        help="a script, a folder or zip file with __main__.py, or a module",
-    )
+    run_parser.add_argument("target", metavar="PROGRAM", help="a script, or a module")
     own = run_parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its own arguments")
     # Otherwise Python 3.11 also names the arguments as missing where only the program is.
     own.required = False
@@ -189,6 +184,147 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
             f"no such options: {' '.join(unknown)}{hint if options.command == 'run' else ''}"
         )
     return options
+
+
+# -- Running a program -----------------------------------------------------------------------------
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run and record the program that the command line names; return its exit status.
+
+    ``runpy`` would put our own ``__main__`` back when the program's code has ended, but the
+    program's threads, its exit handlers and the card of an OOM need its own to the end.
+
+    Raises:
+        SystemExit: of the program's own.
+    """
+    sys.argv = [f"-m {options.target}" if options.is_module else options.target, *options.arguments]
+    try:
+        recording = FileRecording(options.to, maker="run")
+    except GpuMemError as exc:
+        print(f"gpumemwidget: {exc}", file=sys.stderr)
+        return 2
+    shown_path = os.path.relpath(recording.path)
+    pid, line = os.getpid(), ""
+
+    def end() -> None:
+        # A forked child has the handler too, and the program may have closed stderr.
+        if os.getpid() == pid:
+            recording.close(line)
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                sys.stderr.write(_summarize(recording, shown_path))
+
+    # After the program's other threads, and after what it registered itself.
+    atexit.register(end)
+    try:
+        code, main = (_load_module if options.is_module else _load_script)(options.target)
+        sys.modules["__main__"] = main
+        exec(code, vars(main))
+    except _CantRunError as exc:
+        atexit.unregister(end)
+        recording.close()
+        with contextlib.suppress(OSError):
+            recording.path.unlink()
+        print(f"gpumemwidget: {exc}", file=sys.stderr)
+        return 2
+    except BaseException as exc:
+        line = describe_end(exc)
+        if isinstance(exc, SystemExit):
+            raise
+        recording.recorder.note_error(exc, is_last=True)
+        _show_error(exc)
+        if isinstance(exc, KeyboardInterrupt):
+            # Python ends by the signal itself, once it has shown the error; that is done.
+            sys.excepthook = lambda *_: None
+            raise
+        return 1
+    return 0
+
+
+class _CantRunError(FileError):
+    """There is no such program."""
+
+
+def _show_error(error: BaseException) -> None:
+    """Show an error as Python would, without our own frames, which the program does not know."""
+    traceback = error.__traceback__
+    own = _show_error.__code__.co_filename
+    while traceback is not None and traceback.tb_frame.f_code.co_filename == own:
+        traceback = traceback.tb_next
+    error.__traceback__ = traceback
+    sys.excepthook(type(error), error, traceback)
+
+
+def _load_script(given: str) -> tuple[CodeType, ModuleType]:
+    path = str(Path(given).absolute())
+    try:
+        with io.open_code(path) as file:
+            source = file.read()
+    except OSError as exc:
+        raise _CantRunError(f"can't open {given}: {exc.strerror or exc}") from None
+    if not sys.flags.safe_path:
+        # Python itself goes through links here.
+        sys.path[0] = str(Path(path).resolve().parent)
+    code = compile(source, path, "exec", dont_inherit=True)
+    return code, _make_main(path, None, SourceFileLoader("__main__", path))
+
+
+def _load_module(name: str) -> tuple[CodeType, ModuleType]:
+    if not sys.flags.safe_path:
+        sys.path[0] = str(Path.cwd())
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+    except (ModuleNotFoundError, ValueError) as exc:
+        raise _CantRunError(f"can't find the module {name}: {exc}") from None
+    code = None if spec is None else getattr(spec.loader, "get_code", lambda _: None)(spec.name)
+    if spec is None or code is None:
+        raise _CantRunError(f"there is no module {name}, or none that can be run")
+    main = _make_main(spec.origin, spec, spec.loader)
+    main.__package__ = spec.parent
+    sys.argv[0] = main.__file__ or name
+    return code, main
+
+
+def _make_main(path: str | None, spec: ModuleSpec | None, loader: Any) -> ModuleType:
+    main = ModuleType("__main__")
+    # Children that are spawned import it: a script by its file, a module by its spec.
+    main.__file__, main.__spec__, main.__loader__ = path, spec, loader
+    cached = getattr(spec, "cached", None)
+    vars(main).update(__annotations__={}, __builtins__=builtins, __cached__=cached)
+    return main
+
+
+def _summarize(recording: FileRecording, shown_path: str) -> str:
+    """Return the report and how to open the file; of a rank one line, as every rank has one."""
+    state = recording.recorder.writer.log.describe(is_alive=False)
+    if state is None:
+        return ""
+    is_rank = state.info.role == "rank"
+    to_open = str(Path(shown_path).parent) if is_rank else shown_path
+    opening = f"gpumemwidget.load({to_open!r}) opens"
+    where = f"{opening} it."
+    if not recording.is_whole:
+        where = f"The end of {shown_path} could not be written: {opening} what came before."
+    if is_rank:
+        return f"{_name_peaks(state)}. {where}\n"
+    return f"\n{report_processes([state]).text}\n{where}\n"
+
+
+def _name_peaks(state: ProcessState) -> str:
+    """Return the peaks of a process in one line."""
+    peaks = [
+        f"{format_bytes(peak.allocated_bytes)} on {peak.device}"
+        for peak in state.peaks
+        # A context alone, as some libraries make one on the first GPU, is no peak.
+        if peak.device != HOST and peak.allocated_bytes
+    ] or [
+        f"{format_bytes(peak.reserved_bytes)} resident"
+        for peak in state.peaks
+        if peak.device == HOST
+    ]
+    return f"{name_process(state.info)}: peak {', '.join(peaks)}"
 
 
 if __name__ == "__main__":

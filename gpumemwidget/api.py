@@ -30,11 +30,10 @@ if TYPE_CHECKING:
     from gpumemwidget.comparing.compare import Comparison
     from gpumemwidget.model.processes import RemoteRelease
     from gpumemwidget.recording.monitor import Monitor
-    from gpumemwidget.remote.reader.recordings import Recordings
-    from gpumemwidget.remote.reader.watching import Processes, Watch
+    from gpumemwidget.remote.reader.recordings import Processes, Recordings, Watch
     from gpumemwidget.remote.writer.recorder import FileRecording
     from gpumemwidget.session.step_predictions import LargestBatch, Prediction
-    from gpumemwidget.session.trace_block import Trace
+    from gpumemwidget.session.tracer import Trace
     from gpumemwidget.session.whole_devices import DeviceBreakdowns
     from gpumemwidget.widgets.dashboard import Dashboard
 
@@ -433,8 +432,7 @@ def trace(
         >>> t.record.devices[-1].allocated.change_bytes > 4_000_000
         True
     """
-    from gpumemwidget.session.trace_block import Trace  # noqa: PLC0415 - when it is used
-    from gpumemwidget.session.tracer import make_trace_request  # noqa: PLC0415
+    from gpumemwidget.session.tracer import Trace, make_trace_request  # noqa: PLC0415 - when used
 
     session = find_session()
     return Trace(
@@ -466,7 +464,7 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
         >>> gpumemwidget.load_trace("table.pickle").record.status
         'ok'
     """
-    from gpumemwidget.session.trace_block import load_trace as load  # noqa: PLC0415 - when it is used
+    from gpumemwidget.session.tracer import load_trace as load  # noqa: PLC0415 - when it is used
 
     with _show_progress("gpumemwidget.load_trace()"):
         return load(path)
@@ -675,9 +673,25 @@ def watch_cluster(client: object = None) -> Watch:
         >>> watch.close()
     """
     processes = _attach_processes()
-    from gpumemwidget.remote.engines.clusters import open_cluster  # noqa: PLC0415 - when it is used
+    library = type(client).__module__.partition(".")[0]
+    known: Any = client
+    # Each brings a library that the user may not have.
+    if library == "ipyparallel":
+        from gpumemwidget.remote.engines.ipyparallel import IpyparallelSource  # noqa: PLC0415
 
-    return processes.add(open_cluster(client))
+        return processes.add(IpyparallelSource(known))
+    if library == "distributed":
+        from gpumemwidget.remote.engines.dask import DaskSource  # noqa: PLC0415
+
+        return processes.add(DaskSource(known))
+    if client is None and "ray" in sys.modules:
+        from gpumemwidget.remote.engines.ray import RaySource  # noqa: PLC0415
+
+        return processes.add(RaySource())
+    raise BadInputError(
+        f"a client can't be of type {name_type(client)}: give an ipyparallel.Client, a "
+        "distributed.Client, or, for Ray, nothing, and call ray.init() first"
+    )
 
 
 def ray_env(runtime_env: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -713,13 +727,13 @@ def release_elsewhere(
     libraries: bool = False,
     dry_run: bool = False,
 ) -> RemoteRelease:
-    """Release variables in processes of an engine that is watched; in all of them, or in none.
+    """Release variables in engines of ipyparallel that are watched; in all of them, or in none.
 
-    First every process plans. If one of them refuses, or does not answer, nothing is released
+    First every engine plans. If one of them refuses, or does not answer, nothing is released
     anywhere.
 
     Args:
-        where: ``"engine3"``, ``"rank0"``, ``"worker"`` for all of a role, or ``"all"``.
+        where: ``"engine3"``, or ``"all"``.
         names: the variables, as they are called there.
         keep: see ``release``, as for the others.
         out: also what IPython holds of displayed values.
@@ -903,7 +917,7 @@ def last_failure() -> str | None:
 def _attach_processes() -> Processes:
     """Return the recorded processes that the session watches."""
     session = current_session()
-    from gpumemwidget.remote.reader.watching import Processes  # noqa: PLC0415 - when it is used
+    from gpumemwidget.remote.reader.recordings import Processes  # noqa: PLC0415 - when it is used
 
     return session.attach(Processes)
 

@@ -17,7 +17,7 @@ from gpumemwidget.model.cells import Status
 from gpumemwidget.model.devices import HOST, DeviceInfo, Reading
 from gpumemwidget.model.ooms import OomCard
 from gpumemwidget.model.processes import ProcessInfo, ProcessRole
-from gpumemwidget.remote.message_files import MessageFile
+from gpumemwidget.remote.messages import MessageFile
 from gpumemwidget.remote.writer.record_writer import RecordWriter
 from gpumemwidget.remote.writer.spans import OpenSpan, Spans
 from gpumemwidget.testing import SimulatedDriver, SimulatedGpus, simulate_torch

@@ -1,4 +1,4 @@
-"""Check that memory does not grow: from step to step of a loop, or from end to end of a block."""
+"""Check that memory does not grow from step to step or from end to end; hold tests to limits."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import gc
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
-from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.backends.hooks import OptimizerStepHook
-from gpumemwidget.errors import BadInputError, name_type
+from gpumemwidget.backends.hardware import Hardware, keep_hardware
+from gpumemwidget.backends.hooks import OptimizerStepHook, find_torch
+from gpumemwidget.errors import BadInputError, GpuMemError, name_type, read_first_line
 from gpumemwidget.leaks.survey import Survey, find_gains, make_holders, take_survey
 from gpumemwidget.model.devices import HOST, check_device
 from gpumemwidget.model.leaks import Leak
@@ -20,11 +20,14 @@ from gpumemwidget.report.render.wording import count
 from gpumemwidget.session.session import borrow_plain_hardware, find_session
 from gpumemwidget.units import parse_bytes
 
+if TYPE_CHECKING:
+    import pytest
+
 #: Seconds that the search for the holders of what has grown may take: the check has failed then.
 #: And those of the look at who holds what before, which each check with steps takes.
 _SURVEY_S, _LOOK_S = 10.0, 1.0
 #: Maximum number of holders that are named.
-MAX_HOLDERS = 3
+_MAX_HOLDERS = 3
 
 _T = TypeVar("_T")
 
@@ -248,7 +251,7 @@ def list_holders(device: str) -> list[tuple[str, int]]:
     survey = take_survey(_find_shell(), budget_s=_SURVEY_S, depth="holders")
     groups = () if survey is None else survey.groups.values()
     found = [(group.holder, group.n_bytes) for group in groups if group.device == device]
-    return sorted(found, key=lambda pair: -pair[1])[:MAX_HOLDERS]
+    return sorted(found, key=lambda pair: -pair[1])[:_MAX_HOLDERS]
 
 
 def _look() -> Survey | None:
@@ -298,3 +301,137 @@ def _list_watchers() -> Iterator[Callable[[], Any]]:
         yield session.attach(LeakWatch).watch_loop
     for growth in _counting:
         yield growth.watch_loop
+
+
+# -- Marked tests ----------------------------------------------------------------------------------
+
+
+class LimitError(Exception):
+    """A test goes beyond the limit of a marker, or the marker has none."""
+
+
+class UnpredictableError(Exception):
+    """Without a GPU it can't be known whether a test stays within its limit."""
+
+
+def run_limited(
+    function: Callable[..., object],
+    memory: pytest.Mark | None,
+    growth: pytest.Mark | None,
+    /,
+    **fixtures: Any,
+) -> object:
+    """Call a test's function as often as its markers ask, and fail the test beyond a limit."""
+    limit_bytes = None if memory is None else _read_marker(_read_memory_limit, memory)
+    growth_limit = None if growth is None else _read_marker(_read_growth_limit, growth)
+
+    def call() -> object:
+        if growth_limit is None:
+            return function(**fixtures)
+        return _run_growing(function, fixtures, *growth_limit)
+
+    if limit_bytes is None:
+        return call()
+    hardware = keep_hardware("checks")
+    if _has_gpu(hardware):
+        return _run_measured(hardware, call, limit_bytes)
+    _check_prediction(function, fixtures, limit_bytes)
+    return None
+
+
+def _read_marker(read: Callable[..., Any], marker: pytest.Mark) -> Any:
+    try:
+        return read(*marker.args, **marker.kwargs)
+    except BadInputError as exc:
+        why = str(exc)
+    except TypeError as exc:
+        # Python's words on a missing or an unknown argument name the function first.
+        why = str(exc).partition("() ")[2] or str(exc)
+    raise LimitError(f"{marker.name}: {why}")
+
+
+def _read_memory_limit(limit: object) -> int:
+    return parse_allowed(limit)
+
+
+def _read_growth_limit(limit: object, warmups: object = 1) -> tuple[int, int]:
+    return parse_allowed(limit), check_warmups(warmups)
+
+
+def _has_gpu(hardware: Hardware) -> bool:
+    """Return whether a test can run on a GPU here."""
+    torch: Any = find_torch()
+    if any(info.device != HOST for info in hardware.list_devices()):
+        return True
+    if torch is not None:
+        return bool(torch.cuda.is_available())
+    return any(info.device != HOST for info in hardware.list_all_devices())
+
+
+def _run_growing(
+    function: Callable[..., object], fixtures: dict[str, Any], limit_bytes: int, warmups: int
+) -> object:
+    for _ in range(warmups):
+        function(**fixtures)
+    with following_growth(limit_bytes, counts_steps=False) as growth:
+        returned = function(**fixtures)
+        excess = growth.describe_excess()
+    if excess is not None:
+        raise LimitError(excess)
+    return returned
+
+
+def _run_measured(hardware: Hardware, call: Callable[[], object], limit_bytes: int) -> object:
+    gc.collect()
+    before = {reading.device: reading.allocated_bytes or 0 for reading in hardware.start_span()}
+    try:
+        returned = call()
+    finally:
+        readings = hardware.read_exact()
+    peaks = {
+        reading.device: reading.allocated_peak_bytes - before.get(reading.device, 0)
+        for reading in readings
+        if reading.device != HOST and reading.allocated_peak_bytes is not None
+    }
+    device = max(peaks, key=lambda name: peaks[name], default=None)
+    if device is not None and peaks[device] > limit_bytes:
+        _refuse_peak(device, peaks[device], limit_bytes, list_holders(device), is_predicted=False)
+    return returned
+
+
+def _check_prediction(
+    function: Callable[..., object], fixtures: dict[str, Any], limit_bytes: int
+) -> None:
+    from gpumemwidget.session.step_predictions import predict  # noqa: PLC0415 - when it is used
+
+    try:
+        record = predict(
+            function, (), fixtures, device=None, on=None, steps=1, remedies=False
+        ).record
+    except GpuMemError as exc:
+        why = f"no GPU here, and the peak can't be predicted: {read_first_line(exc)}"
+        raise UnpredictableError(why) from None
+    # The fixtures' memory is on the device before the test begins.
+    peak_bytes = record.allocated.expected - (record.trace.allocated.before_bytes or 0)
+    if peak_bytes > limit_bytes:
+        holders = [
+            (f"{owner.kind} {owner.path}".strip(), owner.n_bytes)
+            for owner in record.owners
+            if owner.phase is not None
+        ]
+        shown = holders[:_MAX_HOLDERS]
+        _refuse_peak(record.device.name, peak_bytes, limit_bytes, shown, is_predicted=True)
+
+
+def _refuse_peak(
+    device: str,
+    peak_bytes: int,
+    limit_bytes: int,
+    holders: list[tuple[str, int]],
+    *,
+    is_predicted: bool,
+) -> NoReturn:
+    from gpumemwidget.report.leaks import describe_peak  # noqa: PLC0415 - when it is used
+
+    words = describe_peak(device, peak_bytes, limit_bytes, holders, is_predicted=is_predicted)
+    raise LimitError(words)

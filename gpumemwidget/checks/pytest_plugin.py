@@ -13,18 +13,20 @@ from functools import partial
 import pytest
 
 _MEMORY, _GROWTH = "limit_gpu_memory", "limit_gpu_growth"
-_MARKERS = (
-    f"{_MEMORY}(limit): fail the test if it allocates more than that on a GPU at once, as in "
-    "'2 GiB'; without a GPU, its peak is predicted",
-    f"{_GROWTH}(limit, warmups=1): run the test once more after the warm-ups, and fail it if "
-    "more memory is in use then than before, by more than the limit",
-)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the markers."""
-    for marker in _MARKERS:
-        config.addinivalue_line("markers", marker)
+    config.addinivalue_line(
+        "markers",
+        f"{_MEMORY}(limit): fail the test if it allocates more than that on a GPU at once, as in "
+        "'2 GiB'; without a GPU, its peak is predicted",
+    )
+    config.addinivalue_line(
+        "markers",
+        f"{_GROWTH}(limit, warmups=1): run the test once more after the warm-ups, and fail it if "
+        "more memory is in use then than before, by more than the limit",
+    )
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -56,11 +58,16 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
             "function many times: take one example",
             pytrace=False,
         )
-    from gpumemwidget.checks.limited import run_limited  # noqa: PLC0415 - only marked tests need it
+    from gpumemwidget.checks import memory_growth  # noqa: PLC0415 - only marked tests need it
 
-    pyfuncitem.obj = partial(run_limited, function, markers.get(_MEMORY), markers.get(_GROWTH))
+    memory, growth = markers.get(_MEMORY), markers.get(_GROWTH)
+    pyfuncitem.obj = partial(memory_growth.run_limited, function, memory, growth)
     try:
         return (yield)
+    except memory_growth.LimitError as exc:
+        pytest.fail(str(exc), pytrace=False)
+    except memory_growth.UnpredictableError as exc:
+        pytest.skip(str(exc))
     finally:
         pyfuncitem.obj = function
 

@@ -32,8 +32,7 @@ from gpumemwidget.recording.ledger import Ledger
 from gpumemwidget.recording.running_cell import find_first_line
 from gpumemwidget.remote.reader.recordings import Recordings
 from gpumemwidget.report.render.output import Report, ShowsReport
-from gpumemwidget.session.trace_block import Trace, load_trace
-from gpumemwidget.session.tracer import SNAPSHOT_SUFFIXES
+from gpumemwidget.session.tracer import SNAPSHOT_SUFFIXES, Trace, load_trace
 from gpumemwidget.session.whole_devices import DeviceBreakdowns
 from gpumemwidget.units import format_bytes
 

@@ -34,14 +34,14 @@ from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.stat import describe_budgets, report_limits, report_reset, report_stat
 from gpumemwidget.session.interrupts import InterruptHold
 from gpumemwidget.session.leak_watch import LeakWatch
-from gpumemwidget.session.session import Session
+from gpumemwidget.session.session import Session, check_rows
 from gpumemwidget.session.tracer import make_trace_request
 from gpumemwidget.widgets.progress_line import display, show_progress
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from gpumemwidget.remote.reader.watching import Processes
+    from gpumemwidget.remote.reader.recordings import Processes
 
 
 # -- Reading a line --------------------------------------------------------------------------------
@@ -241,7 +241,6 @@ class MemMagics(Magics):
         Example: %memvars model --all
         """
         from gpumemwidget.report.account import report_account  # noqa: PLC0415 - when used
-        from gpumemwidget.session.account_rows import check_rows  # noqa: PLC0415 - when used
 
         names = _read_names(args.names)
         if args.json:
@@ -333,8 +332,8 @@ class MemMagics(Magics):
         "names",
         nargs="*",
         metavar="NAME",
-        help='a variable, or a row such as Out[7] or "last exception"; @rank0, @engine3, @all: the '
-        "watched processes in which to release them",
+        help='a variable, or a row such as Out[7] or "last exception"; @engine3, @all: the watched '
+        "engines of ipyparallel in which to release them",
     )
     @argument("--dry-run", action="store_true", help="show the plan and change nothing")
     @argument("--keep", action="store_true", help="leave copies on the CPU under the names")
@@ -389,7 +388,7 @@ class MemMagics(Magics):
 
     @property
     def _processes(self) -> Processes:
-        from gpumemwidget.remote.reader.watching import Processes  # noqa: PLC0415 - when used
+        from gpumemwidget.remote.reader.recordings import Processes  # noqa: PLC0415 - when used
 
         return self._session.attach(Processes)
 
@@ -720,7 +719,7 @@ class MemMagics(Magics):
         given = {key for key, value in vars(args).items() if value not in (None, False, [])}
         if args.load is not None and given <= {"load", "lines"}:
             from gpumemwidget.report.trace import report_trace  # noqa: PLC0415 - when it is used
-            from gpumemwidget.session.trace_block import load_trace  # noqa: PLC0415
+            from gpumemwidget.session.tracer import load_trace  # noqa: PLC0415
 
             trace = load_trace(args.load).trace
             display(report_trace(trace, (), n_lines=args.lines))

@@ -12,7 +12,7 @@ from gpumemwidget.leaks.levels import MIN_GROWTH_BYTES
 from gpumemwidget.leaks.survey import Gain, Survey, find_gains
 from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.leaks import UnexplainedGrowth
-from gpumemwidget.recording.expectations import strip_magics
+from gpumemwidget.recording.limits import strip_magics
 
 #: Number of runs in a row that must have grown. Two happen by chance: a name that the first run
 #: binds, and a cache that the second one fills.

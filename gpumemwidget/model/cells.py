@@ -13,9 +13,6 @@ Status = Literal["ok", "error", "interrupted"]
 #: Change in bytes of a resident size, or of a process's memory outside PyTorch, that is not worth
 #: reporting: samples alone move it by some.
 _SLACK_BYTES = 1024**2
-#: By how much a sampled peak of what is outside PyTorch exceeds the cell's start and end, to be
-#: worth reporting.
-_LEAST_OUTSIDE_RISE_BYTES = 64 * 1024**2
 
 #: Figures of a cell by which the ledger can be sorted.
 LedgerSort = Literal["change", "peak", "rise", "time"]
@@ -76,11 +73,11 @@ class CellDevice:
 
     @property
     def has_outside_peak(self) -> bool:
-        """True if much more was outside PyTorch during the cell than at its start and its end."""
+        """True if 64 MiB more was outside PyTorch during the cell than at its start and its end."""
         if self.outside is None or self.outside.peak_bytes is None:
             return False
         ends_bytes = max(self.outside.before_bytes or 0, self.outside.after_bytes or 0)
-        return self.outside.peak_bytes - ends_bytes >= _LEAST_OUTSIDE_RISE_BYTES
+        return self.outside.peak_bytes - ends_bytes >= 64 * 1024**2
 
     @property
     def has_moved_outside(self) -> bool:

@@ -51,15 +51,20 @@ def encode_json(value: object) -> bytes:
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
-        return msgspec.json.encode(_replace_surrogates(msgspec.to_builtins(value)))
+        return msgspec.json.encode(make_readable(msgspec.to_builtins(value)))
 
 
-def _replace_surrogates(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
-    if isinstance(value, dict):
-        return {_replace_surrogates(k): _replace_surrogates(v) for k, v in value.items()}
-    return list(map(_replace_surrogates, value)) if isinstance(value, (list, tuple)) else value
+def make_readable(value: Any, *, max_text: int | None = None, max_items: int | None = None) -> Any:
+    """Return a value of JSON without halves of surrogate pairs, its texts and lists cut."""
+
+    def clean(value: Any) -> Any:
+        if isinstance(value, str):
+            return value[:max_text].encode("utf-8", "replace").decode()
+        if isinstance(value, dict):
+            return {clean(key): clean(item) for key, item in value.items()}
+        return list(map(clean, value[:max_items])) if isinstance(value, (list, tuple)) else value
+
+    return clean(value)
 
 
 def make_schema() -> str:

@@ -128,10 +128,6 @@ class Remedy:
         return self.loses_training_state, is_others, unknown, -(self.gives_bytes or 0)
 
 
-#: Changes to the cell, which a prediction knows better than an estimate from the owners.
-_PREDICTED_KINDS = ("smaller batch", "no_grad", "checkpointing", "expandable segments")
-
-
 @dataclass(frozen=True, slots=True)
 class OomCard:
     """Why a cell ran out of memory, and the ways out. It holds no object of the user's."""
@@ -159,4 +155,6 @@ class OomCard:
         """The ways as the card lists them: estimated changes to the cell give way to predicted."""
         if not self.predicted:
             return self.ways
-        return tuple(way for way in self.ways if way.kind not in _PREDICTED_KINDS)
+        # Changes to the cell, which a prediction knows better than an estimate from the owners.
+        better_known = ("smaller batch", "no_grad", "checkpointing", "expandable segments")
+        return tuple(way for way in self.ways if way.kind not in better_known)

@@ -47,7 +47,6 @@ class SpanRecord:
     #: Number of spans that are counted in this record: where very many end, of each name and status
     #: the one with the highest peak is recorded, and the others are counted.
     n_spans: int = 1
-    n_unmeasured: int = 0  #: how many of them were not measured: too many were open at once
     #: Most other spans that were open at once meanwhile: what they took is in these peaks too.
     shared_with: int = 0
 

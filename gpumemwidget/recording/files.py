@@ -22,11 +22,6 @@ def find_target(path: str | os.PathLike[str], *, example: str = "runs/cells.csv"
         raise FileError(
             f"a path can't be of type {name_type(path)}: give text such as {example!r}, or a Path"
         ) from None
-    except FileNotFoundError:
-        raise FileError(
-            f"{os.fspath(path)!r} leads nowhere, as the current folder was deleted: give a whole "
-            "path, or go to another folder"
-        ) from None
     except (OSError, RuntimeError, ValueError) as exc:
         raise FileError(f"{os.fspath(path)!r} leads nowhere ({exc}): give another path") from None
 

@@ -7,7 +7,7 @@ import datetime
 import io
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,12 +129,11 @@ class Ledger:
                 or the system refuses; nothing was written.
         """
         target = find_target(path)
-        encode = _ENCODERS.get(target.suffix.lower())
+        encoders = {".csv": _encode_csv, ".json": _encode_json, ".parquet": _encode_parquet}
+        encode = encoders.get(target.suffix.lower())
         if encode is None:
-            *first, last = _ENCODERS
             raise FileError(
-                f"can't write {target.name!r}: give a name that ends in {', '.join(first)} or "
-                f"{last}"
+                f"can't write {target.name!r}: give a name that ends in .csv, .json or .parquet"
             )
         refuse_target(target, force=force)
         write_whole(target, encode(self.to_rows()))
@@ -221,10 +220,3 @@ def _encode_parquet(rows: Sequence[Row]) -> bytes:
 
 def _format_time(row: Row) -> Row:
     return {**row, "started_at": row["started_at"].isoformat(timespec="microseconds")}
-
-
-_ENCODERS: Mapping[str, Callable[[Sequence[Row]], bytes]] = {
-    ".csv": _encode_csv,
-    ".json": _encode_json,
-    ".parquet": _encode_parquet,
-}

@@ -1,16 +1,30 @@
-"""Limit what PyTorch may reserve: parse, set and read limits, and reset peaks."""
+"""Set what may be allocated: PyTorch's limits, cells' budgets; keep what is predicted of cells.
+
+A cell has the budgets of its start, unless they are raised or removed while it runs. A budget that
+a cell's own line sets is for the cells after it, as the cell's peak may have come before that line.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import BadInputError, name_type
-from gpumemwidget.model.devices import HOST, DeviceState, Limit, LimitRequest, check_device
+from gpumemwidget.model.devices import (
+    EVERY_GPU,
+    HOST,
+    Budget,
+    BytesByDevice,
+    DeviceState,
+    Limit,
+    LimitRequest,
+    check_device,
+)
+from gpumemwidget.model.predictions import PredictedRemedy
 from gpumemwidget.units import format_bytes, parse_bytes
-
-_SHARE = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<percent>%)?")
 
 
 def parse_limit(value: object) -> LimitRequest:
@@ -33,7 +47,7 @@ def parse_limit(value: object) -> LimitRequest:
         text = value.strip()
         if text.lower() == "off":
             return LimitRequest()
-        match = _SHARE.fullmatch(text)
+        match = re.fullmatch(r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<percent>%)?", text)
         if match is not None:
             share = float(match["number"]) / (100 if match["percent"] else 1)
         else:
@@ -127,3 +141,151 @@ def _read_gpus(hardware: Hardware, device: str | None) -> list[DeviceState]:
         )
     check_device(device, [report.info.device for report in reports])
     return [report for report in reports if device in (None, report.info.device)]
+
+
+# -- Budgets ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Budgets:
+    """The budgets at one moment.
+
+    Attributes:
+        bytes_by_device: the budget of each device, and of each GPU without an own one under
+            ``EVERY_GPU``.
+    """
+
+    bytes_by_device: Mapping[str, int] = field(default_factory=dict)
+
+    def find(self, device: str) -> int | None:
+        """Return the budget of a device in bytes; ``None`` if it has none."""
+        of_every_gpu = None if device == HOST else self.bytes_by_device.get(EVERY_GPU)
+        return self.bytes_by_device.get(device, of_every_gpu)
+
+    def list(self) -> tuple[Budget, ...]:
+        """Return the budgets that were set; the first may be every GPU's (``EVERY_GPU``)."""
+        found = (Budget(device, n_bytes) for device, n_bytes in self.bytes_by_device.items())
+        return tuple(sorted(found, key=lambda budget: budget.device != EVERY_GPU))
+
+    def add(self, n_bytes: int, *, device: str | None = None) -> Budgets:
+        """Return the budgets with one more, for each cell from the next one on.
+
+        Without a device it is every GPU's, instead of the budgets of single GPUs.
+
+        Raises:
+            BadInputError: it is less than 1 MiB, or more than there can be.
+        """
+        # Of a lower number the unit was left out, and no device has more.
+        if not 1024**2 <= n_bytes <= 1024**6:
+            raise BadInputError(
+                "a budget is from 1MiB to a million TiB: give an amount with its unit, as in 10GiB"
+            )
+        kept = self.bytes_by_device
+        if device is None:
+            kept = {name: own for name, own in kept.items() if name == HOST}
+        return Budgets({**kept, device or EVERY_GPU: n_bytes})
+
+    def remove(self, device: str | None = None) -> Budgets:
+        """Return the budgets without some, also for the cell that runs."""
+        if device is None:
+            return Budgets()
+        kept = {name: own for name, own in self.bytes_by_device.items() if name != device}
+        return Budgets(kept)
+
+
+def change_budgets(
+    budgets: Budgets,
+    hardware: Hardware,
+    amount: int | str | None = None,
+    *,
+    device: str | None = None,
+) -> Budgets:
+    """Return the budgets with one more or with some fewer.
+
+    Args:
+        budgets: those that are set.
+        hardware: has the devices that may be named.
+        amount: bytes, or text such as ``"10GiB"``; ``"off"`` removes; ``None`` changes nothing.
+        device: one device; ``None`` for every GPU.
+
+    Raises:
+        BadInputError: not an amount, more than the device has, or there is no such device.
+    """
+    infos = hardware.list_all_devices()
+    check_device(device, [info.device for info in infos])
+    n_bytes = _parse_amount(amount)
+    if n_bytes is not None:
+        totals = [
+            info.total_bytes or n_bytes
+            for info in infos
+            if (info.device != HOST if device is None else info.device == device)
+        ]
+        if totals and n_bytes > max(totals):
+            raise BadInputError(
+                f"{device or 'the largest GPU'} has {format_bytes(max(totals))}, and "
+                f"{format_bytes(n_bytes)} is more: give less, or off for no budget"
+            )
+        return budgets.add(n_bytes, device=device)
+    return budgets if amount is None else budgets.remove(device)
+
+
+def _parse_amount(amount: int | str | None) -> int | None:
+    """Return the bytes that were asked for; ``None`` to show or to remove a budget."""
+    # An object of the user's is never asked what it is.
+    if amount is None or type(amount) is int:
+        return amount
+    if type(amount) is not str:
+        raise BadInputError(
+            f"an amount can't be of type {name_type(amount)}: give bytes as an int, or text as in "
+            "'10GiB'"
+        )
+    text = amount.strip()
+    if text.lower() == "off":
+        return None
+    # %memlimit takes a number without a unit for a share of the device; a budget has no shares.
+    if text and text.replace(".", "").isdecimal():
+        raise BadInputError(f"{text!r} has no unit: give an amount, as in 10GiB or 500MB, or off")
+    return parse_bytes(text)
+
+
+# -- What is predicted -----------------------------------------------------------------------------
+
+
+class Expectations:
+    """The predicted peaks of cells, and what would need less, by the cells' text."""
+
+    def __init__(self) -> None:
+        self._peaks: dict[str, dict[str, int]] = {}
+        self._remedies: dict[str, tuple[PredictedRemedy, ...]] = {}
+
+    def add(
+        self,
+        source: str,
+        device: str,
+        peak_bytes: int,
+        remedies: tuple[PredictedRemedy, ...] = (),
+    ) -> None:
+        """Keep the most that a cell is expected to have allocated on a device."""
+        key = strip_magics(source)
+        peaks = {**self._peaks.pop(key, {}), device: peak_bytes}
+        self._peaks[key] = peaks
+        self._remedies[key] = remedies or self._remedies.get(key, ())
+        if len(self._peaks) > 64:
+            oldest = next(iter(self._peaks))
+            del self._peaks[oldest], self._remedies[oldest]
+
+    def find(self, source: str) -> BytesByDevice:
+        """Return the expected peak of a cell on each device, in bytes."""
+        return tuple(self._peaks.get(strip_magics(source), {}).items()) if self._peaks else ()
+
+    def find_remedies(self, source: str) -> tuple[PredictedRemedy, ...]:
+        """Return what was predicted to need less than a cell does, the best first."""
+        return self._remedies.get(strip_magics(source), ()) if self._remedies else ()
+
+
+def strip_magics(source: str) -> str:
+    """Return a cell without ``%%memfit`` and ``%%memtrace`` above it, and without blank lines."""
+    lines = source.strip().splitlines()
+    while lines and lines[0].split(maxsplit=1)[:1] in (["%%memfit"], ["%%memtrace"]):
+        lines = "\n".join(lines[1:]).strip().splitlines()
+    return "\n".join(line.rstrip() for line in lines)

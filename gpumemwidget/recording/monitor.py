@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from gpumemwidget.errors import is_from_signal_handler
 from gpumemwidget.model.cells import CellRecord, Status
 from gpumemwidget.model.devices import HOST, BytesByDevice, Reading, Sample
-from gpumemwidget.recording.budgets import Budgets
-from gpumemwidget.recording.expectations import Expectations
 from gpumemwidget.recording.forks import survive_fork
 from gpumemwidget.recording.history import History
 from gpumemwidget.recording.ledger import Ledger
+from gpumemwidget.recording.limits import Budgets, Expectations
 from gpumemwidget.recording.running_cell import (
     RunningCell,
     build_record,

@@ -16,7 +16,7 @@ from gpumemwidget.model.devices import (
     find_outside_bytes,
     rank_device,
 )
-from gpumemwidget.recording.budgets import Budgets
+from gpumemwidget.recording.limits import Budgets
 
 #: A line with one of our magics that neither releases nor restores memory, or shows only the plan.
 _OWN_MAGIC = re.compile(

@@ -1,5 +1,5 @@
 """Record any process, and show the recordings of many in one notebook.
 
 ``writer`` runs in the recorded process, ``reader`` in the notebook; ``engines`` has the cluster
-engines. ``messages``, ``files`` and ``process_log`` are what the two sides have in common.
+engines. ``messages`` and ``process_log`` are what the two sides have in common.
 """

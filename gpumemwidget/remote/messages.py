@@ -1,4 +1,4 @@
-"""The messages of which a recording is made, in a file or sent through an engine.
+"""The messages of which a recording is made, sent through an engine or in a file.
 
 Each message is a line of JSON that can be read without those before it. msgspec writes and reads
 them, and holds each value to the type of its field. Nothing that is read is run.
@@ -12,18 +12,24 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import re
+from collections.abc import Iterator
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
-from gpumemwidget.errors import RecordingError
+from gpumemwidget.errors import FileError, RecordingError
 from gpumemwidget.model.devices import BytesByDevice, DeviceInfo, DeviceUse
+from gpumemwidget.model.encoding import make_readable
 from gpumemwidget.model.ooms import OomCard
 from gpumemwidget.model.processes import DevicePeak, ProcessInfo, RunningSpan, SpanRecord
+from gpumemwidget.progress import Stage, report_progress
 
 #: Raised by whoever changes the meaning of a field; new fields and messages need no new version.
+#: ``Began``, which has it, can be read in any version.
 VERSION = 1
 #: Maximum number of processes that are followed at once.
 MAX_PROCESSES = 2000
@@ -131,18 +137,8 @@ def encode(message: Message) -> bytes:
         line = _encoder.encode(message)
         if not _may_be_long(line):
             return line + b"\n"
-    return _encoder.encode(_make_readable(msgspec.to_builtins(message))) + b"\n"
-
-
-def _make_readable(value: Any) -> Any:
-    """Return a value with its texts and lists cut, and without halves of surrogate pairs."""
-    if type(value) is str:
-        return value[:_MAX_TEXT].encode(errors="replace").decode()
-    if type(value) is dict:
-        return {key: _make_readable(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return list(map(_make_readable, value[:_MAX_ITEMS]))
-    return value
+    values = make_readable(msgspec.to_builtins(message), max_text=_MAX_TEXT, max_items=_MAX_ITEMS)
+    return _encoder.encode(values) + b"\n"
 
 
 @functools.lru_cache(maxsize=1)
@@ -182,25 +178,6 @@ def _may_be_long(line: bytes) -> bool:
     return len(line) > 2 * _MAX_ITEMS
 
 
-def refuse_newer(line: bytes) -> str:
-    """Return why a recording with this first line can't be read, if it has a newer format."""
-    version = VERSION
-    with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        version = msgspec.json.decode(line[:MAX_LINE_BYTES], type=_Version).version
-    if version <= VERSION:
-        return ""
-    return (
-        f"was written by a newer gpumemwidget (version {version} of the format, and this one reads "
-        f"{VERSION}): upgrade gpumemwidget"
-    )
-
-
-class _Version(msgspec.Struct, frozen=True, tag="began"):
-    """The part of a ``Began`` that stays in any version."""
-
-    version: int
-
-
 def _is_sound(value: Any) -> bool:
     """Return whether the numbers, texts and lists in a message are such as can be shown."""
     kind = type(value)
@@ -215,3 +192,172 @@ def _is_sound(value: Any) -> bool:
     if kind is tuple or kind is list:
         return len(value) <= _MAX_ITEMS and all(map(_is_sound, value))
     return all(_is_sound(getattr(value, name)) for name in kind.__match_args__)
+
+
+# -- A process's file, also while it is being written ----------------------------------------------
+
+#: Maximum number of bytes that are read of a file in one step.
+_MAX_READ_BYTES = 1024 * 1024
+
+
+class MessageFile:
+    """A new file that messages are appended to. It is open only while they are.
+
+    Raises:
+        FileError: it is there already, or can't be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.open("xb").close()
+        except FileExistsError:
+            raise FileError(f"{path} is there already: choose another name") from None
+        except OSError as exc:
+            raise FileError(f"can't write {path}: {exc.strerror or exc}; choose another") from exc
+        #: Number of bytes in the file of lines that could not be written to their end.
+        self._n_written = 0
+
+    def write(self, lines: bytes) -> None:
+        """Append lines.
+
+        Raises:
+            FileError: the system refuses: the disk is full, the share or the file is gone. Called
+                with the same lines again, it goes on where it was refused.
+        """
+        try:
+            # Whoever reads meanwhile sees whole lines. A file that is gone is not made anew.
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND)
+            try:
+                while self._n_written < len(lines):
+                    self._n_written += os.write(descriptor, lines[self._n_written :])
+            finally:
+                os.close(descriptor)
+        except OSError as exc:
+            raise FileError(
+                f"can't write {self.path}: {exc.strerror or exc}; the last minutes are kept until "
+                "it can be written again"
+            ) from exc
+        self._n_written = 0
+
+
+class MessageReader:
+    """Reads the messages of a file as they come.
+
+    Of a file whose first line is no recording's, or that of a newer version, nothing more is read.
+    One that begins with other bytes than before was written anew, and is read from its beginning.
+
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._begin()
+
+    def _begin(self) -> None:
+        """Forget what was read."""
+        self._offset = 0
+        self._head = b""
+        self._is_first = True
+        #: True once the first line was no recording's.
+        self._is_foreign = False
+        #: The beginning of a line whose end is not yet written.
+        self._begun = b""
+
+    def read(self) -> Iterator[Message | None]:
+        """Yield the messages that were written since the last call; ``None``: a line that is none.
+
+        Raises:
+            FileError: the file can't be read.
+            RecordingError: it was written by a newer gpumemwidget.
+        """
+        while not self._is_foreign:
+            data = self._read_bytes()
+            if not data:
+                return
+            *lines, self._begun = (self._begun + data).split(b"\n")
+            if len(self._begun) > MAX_LINE_BYTES:
+                lines.append(self._begun)
+                self._begun = b""
+            for line in lines:
+                message: Message | None = None
+                with contextlib.suppress(RecordingError):
+                    message = decode(line)
+                if type(message) is Began and message.version > VERSION:
+                    self._begin()  # To raise this each time.
+                    raise RecordingError(
+                        f"{self.path} was written by a newer gpumemwidget (version "
+                        f"{message.version} of the format, and this one reads {VERSION}): upgrade "
+                        "gpumemwidget"
+                    )
+                # Other programs have lines of JSON too, and maybe gigabytes of them.
+                self._is_foreign = self._is_first and message is None
+                if self._is_foreign:
+                    return
+                yield message
+                self._is_first = False
+            if len(data) < _MAX_READ_BYTES:
+                return
+
+    def _read_bytes(self) -> bytes:
+        try:
+            size_bytes = self.path.stat().st_size
+            if size_bytes == self._offset:
+                return b""
+            # Without a buffer: twice a second for each process it costs more than the reading.
+            with self.path.open("rb", buffering=0) as file:
+                # A new file may have the inode of one that was deleted.
+                if file.read(len(self._head)) != self._head:
+                    self._begin()
+                file.seek(self._offset)
+                data = file.read(max(0, min(size_bytes - self._offset, _MAX_READ_BYTES)))
+        except OSError as exc:
+            raise FileError(f"{self.path} can't be read: {exc.strerror or exc}") from exc
+        # The recording's id is among them.
+        self._head += data[: 256 - len(self._head)]
+        self._offset += len(data)
+        report_progress(Stage.READ_BYTES, self._offset, size_bytes)
+        return data
+
+
+def list_recordings(path: Path) -> tuple[list[Path], int]:
+    """Return the recordings that a path leads to: a file itself, or those in a folder.
+
+    Returns:
+        At most ``MAX_PROCESSES``, those written to last, by name; and the number of older ones.
+
+    Raises:
+        FileError: nothing is there, or what is there is neither a file nor a folder.
+    """
+    try:
+        if path.is_dir():
+            with os.scandir(path) as entries:
+                found = [entry for entry in entries if _may_be_recording(entry)]
+            if len(found) > MAX_PROCESSES:
+                found.sort(key=_read_time, reverse=True)
+            paths = sorted(entry.path for entry in found[:MAX_PROCESSES])
+            return list(map(Path, paths)), len(found) - len(paths)
+        if path.is_file():
+            return [path], 0
+    except OSError as exc:
+        raise FileError(f"{path} can't be read: {exc.strerror or exc}") from exc
+    what = "is no regular file" if path.exists() else "is not there"
+    raise FileError(
+        f"{path} {what}: name a recording, or a folder that has some, or will have: create it first"
+    )
+
+
+def _may_be_recording(entry: os.DirEntry[str]) -> bool:
+    try:
+        # A pipe of that name would keep its reader waiting.
+        return entry.name.endswith(".jsonl") and entry.is_file()
+    except OSError:
+        # A loop of links, or a share that is gone: reading it fails, for this file alone.
+        return True
+
+
+def _read_time(entry: os.DirEntry[str]) -> float:
+    try:
+        return entry.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -33,9 +33,8 @@ from gpumemwidget.remote.messages import (
     Uses,
 )
 
-#: Maximum number of spans and of cards that are kept, the newest.
+#: Maximum number of spans that are kept, the newest.
 _MAX_SPANS = 10_000
-_MAX_CARDS = 8
 
 #: By device, *allocated* and *reserved* in bytes; ``None``: unknown.
 _Values: TypeAlias = dict[str, Figures]
@@ -68,7 +67,7 @@ class ProcessLog:
         self._peaks: dict[str, DevicePeak] = {}
         self._spans: deque[SpanRecord] = deque(maxlen=_MAX_SPANS)
         self._n_spans = 0
-        self._cards: deque[OomCard] = deque(maxlen=_MAX_CARDS)
+        self._cards: deque[OomCard] = deque(maxlen=8)
         self._heard_s = 0.0
         self._end: Ended | None = None
         self._n_unread = 0

@@ -389,9 +389,6 @@ def _tabulate_spans(
     if n_more := len(ordered) - len(listed):
         where = f"; {all_spans} has all" if all_spans else ", which took less time"
         yield Note(f"{count(n_more, 'more span name')}{where}.")
-    if n_unmeasured := sum(span.n_unmeasured for span in state.spans):
-        words = count(n_unmeasured, "span was", "spans were")
-        yield Note(f"{words} counted and not measured: too many were open at once.")
     if state.n_dropped_spans:
         yield Note(f"{count(state.n_dropped_spans, 'older span')} not counted.")
 

@@ -247,16 +247,6 @@ def _only_notes(handler: object) -> bool:
     return type(handler.__self__) in (InterruptHold, _SignalHold)
 
 
-#: The beginnings of the names of modules whose code PyTorch's C++ may be waiting for.
-_CALLED_BY_TORCH = (
-    "torch",
-    "gpumemwidget.prediction.dry.",
-    "gpumemwidget.prediction.recurrent",
-)
-#: A module among them that only Python code calls, and that may be busy for long.
-_CALLED_BY_US = ("gpumemwidget.prediction.dry.copies",)
-
-
 @contextmanager
 def raise_lost_interrupts() -> Iterator[None]:
     """Raise a Ctrl-C that Python drops in the ``with`` block again, at the next report of progress.
@@ -289,7 +279,10 @@ def raise_lost_interrupts() -> Iterator[None]:
         # exception, as ``torch._library.simple_registry``, would end the process.
         nonlocal is_lost
         name = "" if frame is None else str(frame.f_globals.get("__name__", ""))
-        if not is_lost and name.startswith(_CALLED_BY_TORCH) and name not in _CALLED_BY_US:
+        prediction = "gpumemwidget.prediction"
+        may_be_torchs = name.startswith(("torch", f"{prediction}.dry.", f"{prediction}.recurrent"))
+        # Only Python code calls this one, and it may be busy for long.
+        if not is_lost and may_be_torchs and name != f"{prediction}.dry.copies":
             is_lost = True
         else:
             signal.default_int_handler(number, frame)

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 #: Seconds that the search for what grows may take at a cell's end.
 _SURVEY_S = 1.0
-#: Share of the time that may be spent on surveys that are cut short.
-_SHARE = 0.01
 #: Maximum number of leaks that are kept, and of cells with any, the last ones that were seen.
 _MAX_LEAKS = 64
 
@@ -315,9 +313,9 @@ class LeakWatch:
         )
         if budget_s == _SURVEY_S and (survey is None or not survey.is_complete):
             # There is more than can be walked in that time, or too many autograd nodes: it will be
-            # so the next time, too.
+            # so the next time, too. A hundredth of the time may be spent on that.
             now_s = time.monotonic()
-            self._rest_until_s = now_s + (now_s - begin_s) / _SHARE
+            self._rest_until_s = now_s + (now_s - begin_s) * 100
         return survey
 
     def _heed(self, leak: Leak) -> Leak | None:

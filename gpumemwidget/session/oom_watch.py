@@ -28,13 +28,9 @@ if TYPE_CHECKING:
     from gpumemwidget.ownership.shell import Shell
     from gpumemwidget.tracing.sources import Sources
 
-#: Maximum number of OOMs of a cell that are kept, the last ones: one of them ends the cell.
-_MAX_KEPT = 16
-#: Seconds for the look at the owners when the OOM happens, for all work on the card, and at least
-#: for the look at its remedies: a person waits for it.
+#: Seconds for the look at the owners when the OOM happens, and for all work on the card.
 _ACCOUNT_BUDGET_S = 0.5
 _CARD_BUDGET_S = 0.85
-_MIN_BUDGET_S = 0.3
 
 
 @dataclass(slots=True)
@@ -56,7 +52,8 @@ class _SeenOom:
 @dataclass(slots=True)
 class _Cell:
     n_ooms: int = 0
-    seen: deque[_SeenOom] = field(default_factory=lambda: deque(maxlen=_MAX_KEPT))
+    #: The last ones: one of them ends the cell.
+    seen: deque[_SeenOom] = field(default_factory=lambda: deque(maxlen=16))
     #: The OOM that a run within the cell ended with: ``%%capture`` hides the error of its body.
     inner: OomSign | None = None
 
@@ -184,7 +181,7 @@ class OomWatch:
             event,
             account,
             mentions=mentions,
-            budget_s=max(_CARD_BUDGET_S - spent_s, _MIN_BUDGET_S),
+            budget_s=max(_CARD_BUDGET_S - spent_s, 0.3),  # A person waits for it.
         )
         if taken is not None:
             seen.taken = taken

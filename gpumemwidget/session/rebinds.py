@@ -36,14 +36,6 @@ if TYPE_CHECKING:
     from gpumemwidget.recording.running_cell import RunningCell
     from gpumemwidget.session.session import Session
 
-#: An assignment at the top level of a cell: ``model, optimizer``, ``model: Net``, and its value.
-_ASSIGNMENT = re.compile(r"^([^\s#=(][^#\n=(]*)=(?!=)([^;\n]*)", re.MULTILINE)
-#: A name that is no attribute, and of which none is meant: ``model``, not ``model.fc``.
-_NAME = re.compile(r"(?<![\w.])[^\W\d]\w*(?![\w.\[])")
-
-#: The attributes in which a module has its parameters, buffers and submodules.
-_TABLES = ("_parameters", "_buffers", "_modules")
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OldValue:
@@ -125,8 +117,10 @@ def note_values(namespace: Mapping[str, object], source: str, torch: object) -> 
     """
     reader = None
     noted: dict[str, OldValue] = {}
-    for match in _ASSIGNMENT.finditer(source):
-        for name in _NAME.findall(match[1]):
+    # An assignment at the top level: ``model, optimizer``, ``model: Net``, and its value.
+    for match in re.finditer(r"^([^\s#=(][^#\n=(]*)=(?!=)([^;\n]*)", source, re.MULTILINE):
+        # A name that is no attribute, and of which none is meant: ``model``, not ``model.fc``.
+        for name in re.findall(r"(?<![\w.])[^\W\d]\w*(?![\w.\[])", match[1]):
             value = namespace.get(name)
             before = f"{source[: match.start()]}\n{match[2]}"
             # What the cell reads before is needed to make the new value, or is another one.
@@ -179,7 +173,8 @@ def _list_tensors(reader: TorchReader, value: object) -> Iterator[object]:
             yield target
         elif is_a(target, reader.module_type):
             attributes = read_attributes(target) or {}
-            pending += [dict.get(attributes, name) for name in _TABLES]
+            tables = "_parameters", "_buffers", "_modules"
+            pending += [dict.get(attributes, name) for name in tables]
         elif is_a(target, reader.optimizer_type):
             pending.append(read_attribute(target, "state"))
 

@@ -6,12 +6,13 @@ display.
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,6 +24,7 @@ from gpumemwidget.errors import (
     Notes,
     NotLoadedError,
     RecordingError,
+    UnknownNameError,
     describe_exception,
     is_from_signal_handler,
     name_type,
@@ -31,9 +33,15 @@ from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.devices import Budget
 from gpumemwidget.model.ooms import OomCard
 from gpumemwidget.model.traces import CellTrace
-from gpumemwidget.recording.budgets import change_budgets
-from gpumemwidget.recording.limits import parse_limit, read_limits, reset_peaks, set_limits
+from gpumemwidget.recording.limits import (
+    change_budgets,
+    parse_limit,
+    read_limits,
+    reset_peaks,
+    set_limits,
+)
 from gpumemwidget.recording.monitor import Callbacks, Monitor
+from gpumemwidget.units import format_duration
 
 if TYPE_CHECKING:
     from gpumemwidget.model.devices import DeviceState, Limit
@@ -371,3 +379,33 @@ def borrow_plain_hardware() -> Iterator[Hardware]:
         yield hardware
     finally:
         hardware.close()
+
+
+# -- Names that a person asks for ------------------------------------------------------------------
+
+
+def check_rows(account: MemoryAccount, names: Sequence[str], bound: Collection[str]) -> None:
+    """Refuse names that are no rows of the account; ``bound`` are all of the user's variables.
+
+    Raises:
+        BadInputError: it is a variable and holds nothing.
+        UnknownNameError: there is no such name; close ones are named.
+    """
+    from gpumemwidget.report.account import list_rows  # noqa: PLC0415 - when used
+
+    rows = [variable.name for variable in account.variables]
+    rows += [row.name for part in account.devices for row, _ in list_rows(part.owned)]
+    rows += [array.name for array in account.library_arrays]
+    for name in names:
+        if name in rows:
+            continue
+        if name in bound:
+            if account.is_complete:
+                raise BadInputError(f"{name!r} holds no tensor memory: %memvars lists what does")
+            raise BadInputError(
+                f"no tensor memory was found in {name!r}: there were too many objects to look at "
+                f"in {format_duration(account.duration_s)}"
+            )
+        close = difflib.get_close_matches(name, dict.fromkeys([*rows, *bound]), n=3)
+        hint = f"did you mean {' or '.join(close)}?" if close else "%memvars lists what there is"
+        raise UnknownNameError(f"{name!r} is neither a variable nor a row of the account: {hint}")

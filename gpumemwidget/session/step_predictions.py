@@ -387,17 +387,15 @@ def _run_dry(
     return replace(run, assumptions=tuple(map(_name_cells, run.assumptions)))
 
 
-#: The file of a cell's code, as IPython and ipykernel call it.
-_CELL_FILE = re.compile(r"\S*[\\/]ipykernel_\d+[\\/]\d+\.py|ipython-input-[\w-]+")
-
-
 def _name_cells(text: str) -> str:
     """Return a sentence with the numbers of cells instead of their files."""
     session = find_session()
     numbers = {} if session is None else session.shell.read_cell_numbers()
     for filename, number in numbers.items():
         text = text.replace(filename.strip("<>"), f"In [{number}]")
-    return _CELL_FILE.sub("an earlier cell", text)
+    # The files of other cells' code, as ipykernel and IPython call them.
+    files = r"\S*[\\/]ipykernel_\d+[\\/]\d+\.py|ipython-input-[\w-]+"
+    return re.sub(files, "an earlier cell", text)
 
 
 def _find_sources(step: Callable[..., object]) -> Sources:

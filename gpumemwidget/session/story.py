@@ -27,8 +27,6 @@ from gpumemwidget.report.trace import report_trace
 from gpumemwidget.session.leak_watch import LeakWatch
 from gpumemwidget.session.session import Session
 
-_PACKAGES = ("gpumemwidget", "torch", "IPython", "ipykernel", "ipywidgets", "nvidia-ml-py")
-
 #: The peaks of allocated and of reserved memory, and how exact they are.
 _Peaks: TypeAlias = tuple[int | None, int | None, PeakIs | None]
 
@@ -102,7 +100,7 @@ def _find_highest(peaks: Sequence[_Peaks], place: int) -> _Peaks:
 
 def _list_versions() -> dict[str, str]:
     found = {"Python": platform.python_version(), "system": platform.platform()}
-    for name in _PACKAGES:
+    for name in ("gpumemwidget", "torch", "IPython", "ipykernel", "ipywidgets", "nvidia-ml-py"):
         try:
             found[name] = version(name)
         except PackageNotFoundError:

@@ -28,7 +28,7 @@ from gpumemwidget.tracing.sources import format_allocation
 if TYPE_CHECKING:
     from gpumemwidget.backends.hardware import Hardware
     from gpumemwidget.ownership.shell import Shell
-    from gpumemwidget.recording.budgets import Budgets
+    from gpumemwidget.recording.limits import Budgets
 
 
 @dataclass(frozen=True, repr=False)

@@ -22,12 +22,6 @@ from gpumemwidget.units import format_bytes
 
 #: The simulation's own folders, whose frames are no part of a program's stack.
 _OWN_PATHS = tuple(str(Path(__file__).parents[1] / name) for name in ("testing", "allocator"))
-#: For each action, the contexts in which PyTorch keeps the stack of the event.
-_CONTEXTS_WITH_STACK = {
-    "alloc": ("state", "alloc", "all"),
-    "free_requested": ("all",),
-    "free_completed": ("all",),
-}
 
 
 class SimulatedGpus:
@@ -277,7 +271,13 @@ class SimulatedHistory:
         """Keep one event, and the stack of a block that is allocated, if the history is on."""
         # A free without a stack of its own has that of its block's allocation.
         stack = self.stacks.get(address, []) if block is not None and action != "alloc" else []
-        if self.is_on and self._context in _CONTEXTS_WITH_STACK.get(action, ("alloc", "all")):
+        # The contexts in which PyTorch keeps the stack of such an event.
+        contexts = {
+            "alloc": ("state", "alloc", "all"),
+            "free_requested": ("all",),
+            "free_completed": ("all",),
+        }
+        if self.is_on and self._context in contexts.get(action, ("alloc", "all")):
             stack = self._take_stack()
         if action == "alloc":
             self.stacks[address] = stack

@@ -33,7 +33,7 @@ import traitlets
 from IPython.core.getipython import get_ipython
 from IPython.display import DisplayHandle, display
 
-from gpumemwidget.remote.reader.watching import Processes
+from gpumemwidget.remote.reader.recordings import Processes
 from gpumemwidget.report.cell import report_ledger
 from gpumemwidget.report.render.blocks import Note
 from gpumemwidget.report.render.output import Report

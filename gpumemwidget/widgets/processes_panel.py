@@ -24,8 +24,7 @@ from gpumemwidget.model.processes import (
     choose_processes,
 )
 from gpumemwidget.recording.history import History
-from gpumemwidget.remote.reader.gpus import find_skews, share_gpus
-from gpumemwidget.remote.reader.watching import Processes
+from gpumemwidget.remote.reader.recordings import Processes, find_skews, share_gpus
 from gpumemwidget.report.processes import (
     is_of_this_host,
     name_peak_span,

@@ -8,7 +8,6 @@ import torch
 import gpumemwidget
 
 # Imported here, they stay: what an inner run imports goes with it.
-import gpumemwidget.checks.limited
 import gpumemwidget.leaks.survey
 import gpumemwidget.report.leaks
 

@@ -16,8 +16,7 @@ import pytest
 import gpumemwidget
 from gpumemwidget.model.devices import DeviceUse
 from gpumemwidget.model.processes import ProcessState, SpanRecord
-from gpumemwidget.remote.reader.gpus import share_gpus
-from gpumemwidget.remote.reader.recordings import Recordings
+from gpumemwidget.remote.reader.recordings import Recordings, share_gpus
 from tests.gpu.conftest import N_GPUS
 from tests.remote.programs import RUN, find_peak, run_python, write_script
 

@@ -107,26 +107,16 @@ def test_a_training_within_a_training_leaves_it_running(models: Any, tmp_path: P
     "make_copy", [copy.deepcopy, lambda callback: pickle.loads(pickle.dumps(callback))]
 )
 def test_a_copy_records_by_itself(models: Any, tmp_path: Path, make_copy: Any) -> None:
-    """A copy of a new callback, and of one that was used."""
+    """A copy of a new callback, of one that was used, and of one that runs, which does not run."""
     callback = make_copy(models.MemoryCallback(every_steps=4))
-
-    for name in ("first", "second"):
-        models.train(tmp_path / name, callback)
-        callback = make_copy(callback)
-
-    for name in ("first", "second"):
-        assert count_spans(load(tmp_path / name / "memory"))["training step"] == 2
-
-
-def test_a_copy_of_a_running_callback_does_not_run(models: Any, tmp_path: Path) -> None:
-    """It is like a new one."""
-    callback = models.MemoryCallback(every_steps=4)
     copies: list[Any] = []
-    models.train(tmp_path / "first", callback, lambda _: copies.append(copy.deepcopy(callback)))
 
-    models.train(tmp_path / "second", copies[-1])
+    models.train(tmp_path / "new", callback)
+    used = make_copy(callback)
+    models.train(tmp_path / "used", used, lambda _: copies.append(copy.deepcopy(used)))
+    models.train(tmp_path / "running", copies[-1])
 
-    for name in ("first", "second"):
+    for name in ("new", "used", "running"):
         state = load(tmp_path / name / "memory")
         assert (state.status, count_spans(state)["training step"]) == ("ended", 2)
 

@@ -18,7 +18,8 @@ from gpumemwidget.errors import FileError, NotLoadedError, RecordingError
 from gpumemwidget.model.devices import Reading, Sample
 from gpumemwidget.model.processes import DevicePeak, ProcessInfo, ProcessState
 from gpumemwidget.recording.history import History
-from gpumemwidget.remote.reader.watching import Processes
+from gpumemwidget.remote.messages import Began, encode
+from gpumemwidget.remote.reader.recordings import Processes
 from gpumemwidget.report.processes import choose_processes
 from gpumemwidget.widgets import processes_panel
 from gpumemwidget.widgets.processes_panel import ProcessLines, describe_processes
@@ -80,7 +81,7 @@ def test_watching_needs_the_extension_and_a_place(loaded: InteractiveShell, tmp_
     other = tmp_path / "table.csv"
     other.write_text("1, 2")
     for path, words in (
-        (tmp_path / "missing", f"is not there: .* create it first: mkdir {tmp_path}/missing"),
+        (tmp_path / "missing", "missing is not there: .*: create it first"),
         ("/dev/null", "is no regular file"),
     ):
         with pytest.raises(FileError, match=words):
@@ -100,7 +101,8 @@ def test_what_can_not_be_read_is_in_the_report_of_all(
     folder = tmp_path / "runs"
     for number in range(2):
         Rank(folder, number).sample()
-    (folder / "newer.jsonl").write_bytes(b'{"type":"began","version":2,"process":"other"}\n')
+    began = Began(ProcessInfo("1", "node1", 1, "python train.py", 1.0), version=2)
+    (folder / "newer.jsonl").write_bytes(encode(began))
     for _ in range(2):
         gpumemwidget.watch(folder)
     processes = page.session.attach(Processes)
@@ -118,10 +120,10 @@ def test_what_can_not_be_read_is_in_the_report_of_all(
     assert why.startswith(f"{folder}/newer.jsonl was written by a newer gpumemwidget")
     assert told_in_tab["n_more_unread"] == 0
     assert "rank 0" in gone
-    assert f"{folder} is gone" in gone
+    assert f"{folder} is not there" in gone
     told = capsys.readouterr().err
     assert "newer.jsonl" in told
-    assert "is gone" in told
+    assert "is not there" in told
     assert "bug report" not in told
 
 

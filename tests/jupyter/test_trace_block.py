@@ -19,7 +19,7 @@ from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.errors import BadInputError, BusyError
 from gpumemwidget.model.traces import NoteKind, TraceNote
 from gpumemwidget.session import tracer
-from gpumemwidget.session.trace_block import Trace
+from gpumemwidget.session.tracer import Trace
 from gpumemwidget.testing import SimulatedGpus, simulate_torch
 
 MIB = 1 << 20

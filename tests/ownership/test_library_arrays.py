@@ -10,7 +10,7 @@ import pytest
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.ownership.account import take_memory_account
 from gpumemwidget.report.account import report_account
-from gpumemwidget.session.account_rows import check_rows
+from gpumemwidget.session.session import check_rows
 from tests.ownership.notebook import Notebook
 
 

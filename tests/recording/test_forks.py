@@ -40,10 +40,7 @@ def test_a_child_does_not_hang_on_what_other_threads_held() -> None:
     held, release = threading.Event(), threading.Event()
 
     def hold_all() -> None:
-        with (
-            monitor._wants_lock,
-            monitor._history_lock,
-        ):
+        with monitor._wants_lock, monitor._history_lock:
             held.set()
             release.wait(PATIENCE_S)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from itertools import pairwise
 
@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpumemwidget.model.devices import PeakIs, Reading, Sample
-from gpumemwidget.recording.history import History, thin_samples
+from gpumemwidget.recording.history import History
 from tests.recording.scripted import gpu, host
 
 #: What is never lost, by name: a column of the readings and the pick among its values.
@@ -215,54 +215,6 @@ def test_reads_while_another_thread_appends() -> None:
         assert snapshot == [make_sample(int(sample.time_s)) for sample in snapshot]
         times = [sample.time_s for sample in snapshot]
         assert times == sorted(set(times))
-
-
-# -- Thinning alone --------------------------------------------------------------------------------
-
-
-def sample_at(time_s: float, *readings: Reading) -> Sample:
-    return Sample(time_s, readings)
-
-
-def list_allocated(samples: Sequence[Sample]) -> list[int]:
-    return [sample.readings[0].allocated_bytes or 0 for sample in samples]
-
-
-@given(
-    figures=st.lists(st.integers(0, 1000), min_size=1, max_size=400),
-    most=st.integers(10, 100),
-)
-def test_thinning_keeps_the_extremes_and_the_newest(figures: list[int], most: int) -> None:
-    """Never more than asked for, in order, nothing invented."""
-    samples = [
-        sample_at(float(i), Reading("cuda:0", figure, 1000 - figure, 2 * figure))
-        for i, figure in enumerate(figures)
-    ]
-
-    kept = thin_samples(samples, most)
-
-    assert len(kept) <= most
-    assert list(kept) == [sample for sample in samples if sample in kept]
-    assert kept[-1] == samples[-1]
-    assert max(list_allocated(kept)) == max(figures)
-    assert min(list_allocated(kept)) == min(figures)
-
-
-def test_every_device_keeps_its_peaks_whenever_it_was_there() -> None:
-    """Also a device that the newest sample has no more."""
-    samples = [
-        sample_at(float(i), Reading("cuda:0", i % 7, i % 5), Reading("cuda:1", 900 - i, 0))
-        for i in range(400)
-    ]
-    samples += [
-        sample_at(400.0 + i, Reading("cuda:0", 3, 3, 50 if i == 9 else 4)) for i in range(400)
-    ]
-
-    kept = thin_samples(samples, 40)
-
-    assert len(kept) <= 40
-    assert max(each.allocated_bytes or 0 for sample in kept for each in sample.readings) == 900
-    assert max(each.allocated_peak_bytes or 0 for sample in kept for each in sample.readings) == 50
 
 
 def test_a_stretch_without_samples_is_a_gap_however_much_is_thinned() -> None:

@@ -1,4 +1,4 @@
-"""What a person means by a limit, and which devices it is for."""
+"""Limits and budgets: what a person means, which devices it is for, which cell exceeds it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,20 @@ from gpumemwidget.backends.driver.nvml import NvmlMonitor
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.errors import BadInputError
-from gpumemwidget.model.devices import Limit, LimitRequest
+from gpumemwidget.model.cells import CellRecord
+from gpumemwidget.model.devices import EVERY_GPU, HOST, Budget, Limit, LimitRequest, Reading
 from gpumemwidget.recording.limits import (
+    Budgets,
     parse_limit,
     read_limits,
     reset_peaks,
     set_limits,
 )
+from gpumemwidget.recording.monitor import Monitor
 from gpumemwidget.testing import SimulatedGpus, simulate_torch
 from tests.backends.fake_nvml import FakeGpu, FakeNvml
+from tests.clock import ManualClock
+from tests.recording.scripted import ScriptedHardware, gpu, host
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -137,22 +142,6 @@ def test_every_gpu_in_use_unless_one_is_named(hardware: Hardware, allocator: Sim
     assert allocator.list_touched() == (1,)
 
 
-def test_a_device_is_told_by_its_name(hardware: Hardware) -> None:
-    """Objects of the user's are not asked what they are."""
-    calls: list[Callable[[], object]] = [
-        lambda: set_limits(hardware, LimitRequest(GIB), Hostile("cuda:0")),
-        lambda: read_limits(hardware, Hostile("cuda:0")),
-        lambda: reset_peaks(hardware, Hostile("cuda:0")),
-    ]
-    for call in calls:
-        with pytest.raises(BadInputError) as refusal:
-            call()
-        assert str(refusal.value) == (
-            "a device's name can't be of type Hostile: give text such as 'cuda:0'; "
-            "%memstat lists them"
-        )
-
-
 def test_off_takes_away_all_limits(hardware: Hardware, allocator: SimulatedGpus) -> None:
     """Those of GPUs that are not in use too."""
     allocator.touch(0)
@@ -164,25 +153,6 @@ def test_off_takes_away_all_limits(hardware: Hardware, allocator: SimulatedGpus)
     assert [each.device for each in left] == ["cuda:0", "cuda:1"]
     assert [each.limit_bytes for each in left] == [None, None]
     assert allocator.allocators[1].allowed_bytes == TOTAL
-
-
-@pytest.mark.parametrize(
-    ("device", "message"),
-    [
-        ("cuda:2", "no device 'cuda:2' here: choose from cuda:0, cuda:1"),
-        ("0", "no device '0' here: choose from cuda:0, cuda:1"),
-        ("host", "PyTorch limits and counts what it reserves on GPUs, not on the host: name a GPU"),
-    ],
-)
-def test_devices_that_can_t_be_limited(hardware: Hardware, device: str, message: str) -> None:
-    """Nothing is set, nor read."""
-    for act in (
-        lambda: set_limits(hardware, LimitRequest(GIB), device),
-        lambda: read_limits(hardware, device),
-    ):
-        with pytest.raises(BadInputError) as refusal:
-            act()
-        assert str(refusal.value) == message
 
 
 def test_more_than_one_of_them_has(allocator: SimulatedGpus) -> None:
@@ -239,17 +209,157 @@ def test_peaks_are_reset_where_they_are_meant_to_be(
 @pytest.mark.parametrize(
     ("device", "message"),
     [
+        ("cuda:2", "no device 'cuda:2' here: choose from cuda:0, cuda:1"),
+        ("0", "no device '0' here: choose from cuda:0, cuda:1"),
+        ("host", "PyTorch limits and counts what it reserves on GPUs, not on the host: name a GPU"),
+        (
+            Hostile("cuda:0"),
+            "a device's name can't be of type Hostile: give text such as 'cuda:0'; "
+            "%memstat lists them",
+        ),
         ("cuda:1", "cuda:1 is not in use yet, so it has no peaks: use it first"),
-        ("cuda:7", "no device 'cuda:7' here: choose from cuda:0, cuda:1"),
     ],
+    ids=range(5),
 )
-def test_peaks_that_can_t_be_reset(
+def test_devices_that_can_t_be_limited_or_reset(
     hardware: Hardware, allocator: SimulatedGpus, device: str, message: str
 ) -> None:
-    """One line says why."""
+    """One line says why, nothing is done, and objects of the user's are not asked what they are."""
     allocator.touch(0)
+    acts: list[Callable[[], object]] = [lambda: reset_peaks(hardware, device)]
+    if "not in use" not in message:
+        acts.append(lambda: set_limits(hardware, LimitRequest(GIB), device))
+        acts.append(lambda: read_limits(hardware, device))
 
-    with pytest.raises(BadInputError) as refusal:
-        reset_peaks(hardware, device)
+    for act in acts:
+        with pytest.raises(BadInputError) as refusal:
+            act()
+        assert str(refusal.value) == message
 
-    assert str(refusal.value) == message
+
+# -- Budgets ---------------------------------------------------------------------------------------
+
+
+def test_every_gpu_has_its_own_and_the_host_has_none() -> None:
+    """Those that come into use later too."""
+    budgets = Budgets().add(10 * MIB)
+
+    assert budgets.find("cuda:0") == 10 * MIB
+    assert budgets.find("xpu:7") == 10 * MIB
+    assert budgets.find(HOST) is None
+    assert budgets.list() == (Budget(EVERY_GPU, 10 * MIB),)
+
+
+def test_one_for_every_gpu_takes_the_place_of_single_ones() -> None:
+    """But not of the host's; a single device's that is set after it goes before it."""
+    budgets = Budgets().add(5 * MIB, device="cuda:1").add(7 * MIB, device=HOST).add(10 * MIB)
+    again = budgets.add(5 * MIB, device="cuda:1")
+
+    assert budgets.list() == (Budget(EVERY_GPU, 10 * MIB), Budget(HOST, 7 * MIB))
+    assert budgets.find("cuda:1") == 10 * MIB
+    assert again.find("cuda:0") == 10 * MIB
+    assert again.find("cuda:1") == 5 * MIB
+
+
+def test_budgets_are_removed_one_by_one_or_together() -> None:
+    """What every GPU has is left to a GPU whose own is removed."""
+    budgets = Budgets().add(10 * MIB).add(5 * MIB, device="cuda:1").add(7 * MIB, device=HOST)
+
+    assert budgets.remove("cuda:1").find("cuda:1") == 10 * MIB
+    budgets = budgets.remove("cuda:1")
+    assert budgets.remove(HOST).list() == (Budget(EVERY_GPU, 10 * MIB),)
+    assert budgets.remove() == Budgets()
+
+
+@pytest.mark.parametrize("n_bytes", [-1, 10, MIB - 1, 10**99])
+def test_a_number_without_its_unit_is_refused(n_bytes: int) -> None:
+    with pytest.raises(BadInputError, match="give an amount with its unit, as in 10GiB"):
+        Budgets().add(n_bytes)
+
+
+# -- The budget of a cell's record -----------------------------------------------------------------
+
+
+def _make_monitor(*readings: Reading) -> Monitor:
+    return Monitor(
+        ScriptedHardware(*readings),  # type: ignore[arg-type]
+        on_failure=pytest.fail,
+        clock=ManualClock(),
+    )
+
+
+def _run_cell(
+    monitor: Monitor, *end: Reading, change: Callable[[Budgets], Budgets] = lambda kept: kept
+) -> CellRecord:
+    monitor.start_cell(execution_count=1, cell_id=None, source="")
+    monitor.budgets = change(monitor.budgets)
+    monitor.hardware.readings = end  # type: ignore[attr-defined]
+    record = monitor.end_cell(status="ok")
+    assert record is not None
+    return record
+
+
+@pytest.mark.parametrize(
+    ("start", "peak", "is_over"),
+    [
+        (0, 10 * MIB, False),
+        (0, 10 * MIB + 1, True),
+        (9 * MIB, 11 * MIB, True),
+        (12 * MIB, 12 * MIB, False),
+        (12 * MIB, 12 * MIB + 1, True),
+    ],
+    ids=["just", "beyond", "from below", "already", "already and more"],
+)
+def test_a_cell_is_over_by_its_peak(*, start: int, peak: int, is_over: bool) -> None:
+    """To the byte; one that begins beyond it only if it rises above what stood at its start."""
+    monitor = _make_monitor(gpu(start))
+    monitor.budgets = Budgets().add(10 * MIB)
+
+    (device,) = _run_cell(monitor, gpu(start, peak=peak)).devices
+
+    assert (device.budget_bytes, device.is_over_budget) == (10 * MIB, is_over)
+
+
+@pytest.mark.parametrize(("peak", "is_over"), [(40 * MIB + 1, False), (42 * MIB, True)])
+def test_the_hosts_is_its_resident_size(*, peak: int, is_over: bool) -> None:
+    """Which moves by kilobytes in every cell, also in one that begins beyond its budget."""
+    monitor = _make_monitor(host(1 * MIB, reserved=40 * MIB))
+    monitor.budgets = Budgets().add(10 * MIB, device=HOST)
+
+    (device,) = _run_cell(monitor, host(1 * MIB, reserved=40 * MIB, peak=peak)).devices
+
+    assert device.peak_counter is device.reserved
+    assert device.is_over_budget is is_over
+
+
+def test_a_device_that_comes_into_use_within_the_cell_has_its_budget() -> None:
+    monitor = _make_monitor(gpu(0))
+    monitor.budgets = Budgets().add(10 * MIB)
+
+    _, second = _run_cell(monitor, gpu(0), gpu(11 * MIB, device="cuda:1")).devices
+
+    assert second.is_over_budget
+
+
+@pytest.mark.parametrize(
+    ("before", "change", "held_to"),
+    [
+        (None, lambda budgets: budgets.add(10 * MIB), None),
+        (10, lambda budgets: budgets.remove(), None),
+        (10, lambda budgets: budgets.remove("cuda:0"), 10),
+        (10, lambda budgets: budgets.add(20 * MIB), 20),
+        (10, lambda budgets: budgets.add(5 * MIB), 10),
+    ],
+    ids=["set", "taken away", "taken away there", "raised", "lowered"],
+)
+def test_what_a_cell_eases_counts_for_itself(
+    before: int | None, change: Callable[[Budgets], Budgets], held_to: int | None
+) -> None:
+    """What it tightens is for the cells after it: its own peak may have come before."""
+    monitor = _make_monitor(gpu(0))
+    if before is not None:
+        monitor.budgets = Budgets().add(before * MIB)
+
+    (device,) = _run_cell(monitor, gpu(11 * MIB), change=change).devices
+
+    assert device.budget_bytes == (None if held_to is None else held_to * MIB)

@@ -135,22 +135,6 @@ class Arrivals:
 class TestThread:
     """The thread that lets them fall due."""
 
-    def test_stops_from_its_own_thread(self, start_sampler: Callable[..., Sampler]) -> None:
-        """Whoever draws may find out that nobody looks any more."""
-        stopped = threading.Event()
-
-        def stop(sample: Sample) -> None:
-            ready.wait(PATIENCE_S)
-            sampler.stop()
-            stopped.set()
-
-        ready = threading.Event()
-        sampler = start_sampler(stop)
-        ready.set()
-
-        assert stopped.wait(PATIENCE_S)
-        assert not sampler.is_running
-
     def test_a_cell_wakes_it_at_once(self, start_sampler: Callable[..., Sampler]) -> None:
         """It does not sleep through a cell's first seconds: here it would for an hour."""
         arrivals = Arrivals()

@@ -16,6 +16,8 @@ from pathlib import Path
 import gpumemwidget
 from gpumemwidget.model.processes import DevicePeak, Outcome, ProcessState
 from gpumemwidget.model.releases import ReleaseRequest
+from gpumemwidget.remote.messages import decode
+from gpumemwidget.remote.process_log import ProcessLog
 from gpumemwidget.remote.reader.collector import Source
 from gpumemwidget.remote.reader.recordings import Recordings
 from gpumemwidget.remote.reader.release_elsewhere import ask_processes
@@ -80,7 +82,7 @@ def end_group(process: subprocess.Popen[str]) -> None:
     process.communicate(timeout=10)
 
 
-def wait_for(is_so: Callable[[], bool], *, timeout_s: float = 20) -> None:
+def wait_for(is_so: Callable[[], object], *, timeout_s: float = 40) -> None:
     """Wait until something is so; fail if it is not in time."""
     until_s = time.monotonic() + timeout_s
     while not is_so():
@@ -91,6 +93,16 @@ def wait_for(is_so: Callable[[], bool], *, timeout_s: float = 20) -> None:
 def load_one(path: Path) -> ProcessState:
     """Return the one process of a recording."""
     (state,) = gpumemwidget.load(path).processes
+    return state
+
+
+def read_lines(lines: bytes) -> ProcessState:
+    """Return the process that sent some lines and still runs."""
+    log = ProcessLog()
+    for line in lines.splitlines():
+        log.take(decode(line))
+    state = log.describe(is_alive=True)
+    assert state is not None
     return state
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import doctest
-import functools
 import logging
 import os
 import signal
@@ -24,10 +23,9 @@ import gpumemwidget
 from gpumemwidget.errors import BadInputError, UnknownNameError
 from gpumemwidget.model.processes import ProcessState, SpanRecord
 from gpumemwidget.model.releases import ReleaseReport, ReleaseRequest
-from gpumemwidget.remote.engines import inbox
 from gpumemwidget.remote.engines.ipyparallel import IpyparallelSource
+from gpumemwidget.remote.reader import collector, recordings
 from gpumemwidget.remote.reader import release_elsewhere as releases
-from gpumemwidget.remote.reader import watching
 from tests.remote.programs import release_at
 from tests.remote.watching import Watching
 from tests.shell import open_shell
@@ -103,11 +101,6 @@ def await_file(path: str) -> None:
 @on_engine
 def has_x() -> bool:
     return globals()["x"] is not None
-
-
-@on_engine
-def has_json() -> bool:
-    return "json" in globals()
 
 
 @on_engine
@@ -249,19 +242,18 @@ def test_the_first_task_is_recorded_on_all_engines(client: Any) -> None:
 
 
 def test_a_function_has_the_name_that_a_person_gave_it(client: Any) -> None:
-    """So have what wraps it, what ``map`` calls, and ipyparallel's own functions."""
+    """So have what ``map`` calls, and ipyparallel's own functions."""
     engine = client[0]
     with watch(client) as watched:
-        engine.apply_sync(functools.partial(pow, 2), 3)
-        engine.map_sync(functools.partial(divmod, 2), [3])
-        engine.apply_sync(ipyparallel.require("json")(has_json))
+        engine.apply_sync(pow, 2, 3)
+        engine.map_sync(abs, [3])
         engine.apply_sync(Fraction(1, 2).limit_denominator)
         engine.push({"y": 1}, block=True)
         engine.pull("y", block=True)
         watched.wait_for_spans("pull", on=0)
         names = [span.name for span in watched.look()[0].spans]
 
-    assert names == ["pow", "divmod", "has_json", "Fraction.limit_denominator", "push", "pull"]
+    assert names == ["pow", "abs", "Fraction.limit_denominator", "push", "pull"]
 
 
 def test_an_oom_of_a_task_is_shown_with_its_card(client: Any) -> None:
@@ -378,7 +370,7 @@ def test_engines_whose_controller_was_killed_are_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client does not notice; nothing comes any more."""
-    monkeypatch.setattr(inbox, "SILENT_S", 2.0)
+    monkeypatch.setattr(collector, "SILENT_S", 2.0)
     with start_cluster(tmp_path, 1) as cluster:
         client = cluster.connect_client_sync()
         client.wait_for_engines(1, timeout=_DEADLINE_S)
@@ -481,7 +473,7 @@ def test_all_processes_are_in_the_reports(
     shell: InteractiveShell, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``--all`` adds the engines to the devices, and all that they have run to the cells."""
-    monkeypatch.setattr(watching, "_ENGINES_S", _DEADLINE_S)
+    monkeypatch.setattr(recordings, "_ENGINES_S", _DEADLINE_S)
     client[:].execute("z = torch.ones(100)", block=True)
     ledger = _run(shell, "%memledger --all")
 

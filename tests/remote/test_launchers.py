@@ -166,28 +166,6 @@ def list_rows(recordings: Recordings) -> list[Message]:
     return rows
 
 
-def test_accelerate_launch(tmp_path: Path) -> None:
-    """Its ranks are recorded as torchrun's."""
-    pytest.importorskip("accelerate")
-    write_script(tmp_path, TRAIN)
-    # On CPUs alone accelerate asks for MPI; what it does on GPUs does without them as well.
-    launch = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--module")
-
-    ended = run_python(
-        tmp_path,
-        *launch,
-        "gpumemwidget",
-        "run",
-        "--to",
-        "records",
-        "train.py",
-        timeout_s=150,
-        env={"HF_HOME": str(tmp_path)},
-    )
-
-    check_ranks(tmp_path / "records", ended, 2)
-
-
 NOTEBOOK = """
 import os
 from IPython.core.interactiveshell import InteractiveShell

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -10,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from gpumemwidget.errors import BackendError
-from gpumemwidget.model.processes import ProcessInfo
-from gpumemwidget.remote.engines.inbox import InboxSource
-from gpumemwidget.remote.messages import Began, Ended, Message
+from gpumemwidget.model.devices import DeviceInfo
+from gpumemwidget.model.processes import ProcessInfo, SpanRecord
+from gpumemwidget.remote.messages import Began, Devices, Ended, Message, SpanEnded, encode
 from gpumemwidget.remote.reader import collector as collecting
-from gpumemwidget.remote.reader.collector import Collector
-from gpumemwidget.remote.reader.gpus import share_gpus
-from gpumemwidget.remote.reader.recordings import FileSource
+from gpumemwidget.remote.reader.collector import Collector, InboxSource
+from gpumemwidget.remote.reader.recordings import FileSource, share_gpus
 from gpumemwidget.report.processes import report_spans
 from tests.ranks import DRIVER_BYTES, GIB, Rank
+from tests.remote.watching import Watching
 
 
 def test_processes_share_the_room_for_samples_and_spans(
@@ -156,12 +157,9 @@ def test_another_recording_in_the_place_of_one() -> None:
         ("place", Ended(2.0)),
         ("place", begin("second.py")[1]),
     ]
-    collector = Collector(lambda _, __: None)
-    collector.add(ScriptedSource(lambda: iter(messages)))
 
-    collector.read()
+    [state] = Watching(ScriptedSource(lambda: iter(messages))).look()
 
-    [state] = collector.processes
     assert (state.info.name, state.status, state.heard_s) == ("second.py", "ended", 2.0)
 
 
@@ -176,13 +174,11 @@ def test_a_gpus_use_is_the_newest_that_was_recorded(tmp_path: Path) -> None:
     ranks[1].sample(2.0)
     ranks[1].write_use()
     ranks[2].sample(3.0)
-    collector = Collector(lambda _, __: None)
-    collector.add(FileSource(tmp_path))
 
-    collector.read()
-    [share] = share_gpus(collector.processes)
+    states = Watching(FileSource(tmp_path)).look()
+    [share] = share_gpus(states)
 
-    found = [state.uses[0].used_bytes for state in collector.processes if state.uses]
+    found = [state.uses[0].used_bytes for state in states if state.uses]
     assert len(found) == 2
     assert share.used_bytes == found[1] == found[0] + 6 * GIB
 
@@ -198,11 +194,9 @@ def test_parts_of_a_gpu_add_up_to_its_total(tmp_path: Path) -> None:
         rank.driver.set_process(2**31 - 7, 6 * GIB, 0)
         rank.sample()
         rank.write_use()
-    collector = Collector(lambda _, __: None)
-    collector.add(FileSource(tmp_path))
 
-    collector.read()
-    [share] = share_gpus(collector.processes)
+    states = Watching(FileSource(tmp_path)).look()
+    [share] = share_gpus(states)
 
     assert [part.n_bytes for part in share.parts] == taken
     assert min(taken) > 8 * GIB
@@ -218,10 +212,7 @@ def test_spans_of_one_name_are_one_row(tmp_path: Path) -> None:
     for number in range(150):
         rank.end(rank.begin(f"part {number % 2}"))
         rank.sample(2.0)
-    collector = Collector(lambda _, __: None)
-    collector.add(FileSource(tmp_path))
-    collector.read()
-    [whole] = collector.processes
+    [whole] = Watching(FileSource(tmp_path)).look()
     less = replace(whole, spans=whole.spans[50:], n_dropped_spans=50)
 
     texts = [report_spans([state]).text for state in (whole, less)]
@@ -230,3 +221,81 @@ def test_spans_of_one_name_are_one_row(tmp_path: Path) -> None:
     assert [[int(words[2]) for words in listed] for listed in lines] == [[75, 75], [50, 50]]
     assert "50 older spans not counted." not in texts[0]
     assert "50 older spans not counted." in texts[1]
+
+
+# -- What engines send -----------------------------------------------------------------------------
+
+BEGAN = Began(ProcessInfo("1", "host", 7, "python", 0.0))
+DEVICES = Devices((DeviceInfo("cuda:0", "GPU", 1000),))
+
+
+def make_span(number: int) -> SpanEnded:
+    return SpanEnded(SpanRecord("step", float(number), 1.0, "ok", (), number))
+
+
+def test_what_is_read_comes_once_and_in_order() -> None:
+    """Each message has the key of its process, as has a line that is none."""
+    inbox = InboxSource()
+
+    inbox.put("a", encode(BEGAN) + b"torn\n" + encode(make_span(1)))
+    inbox.put("b", "text")
+
+    assert inbox.read() == [("a", BEGAN), ("a", None), ("a", make_span(1)), ("b", None)]
+    assert inbox.read() == []
+
+
+def test_the_newest_messages_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where too many wait, the oldest go."""
+    monkeypatch.setattr(collecting, "_MAX_WAITING", 10)
+    inbox = InboxSource()
+
+    for number in range(50):
+        inbox.put("a", (encode(BEGAN) if not number else b"") + encode(make_span(number)))
+
+    assert [message for _, message in inbox.read()] == [make_span(n) for n in range(40, 50)]
+
+
+def test_a_source_counts_as_lost_what_was_not_heard_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process is heard with each batch; one that never was is silent."""
+    source = InboxSource()
+    now_s = [100.0]
+    monkeypatch.setattr(collecting.time, "monotonic", lambda: now_s[0])
+    source.put("a", encode(BEGAN))
+
+    heard = [source.is_heard(key) for key in "ab"]
+    now_s[0] += collecting.SILENT_S + 0.1
+    later = source.is_heard("a")
+    source.put("a", encode(DEVICES))
+
+    assert (heard, later, source.is_heard("a")) == ([True, False], False, True)
+
+
+def test_a_question_waits_for_what_was_sent_until_then() -> None:
+    """The next batch was maybe sent before it; the second one was not."""
+    inbox = InboxSource()
+    inbox.put("a", encode(BEGAN))
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(inbox.wait_for_all, 20.0)
+        while not inbox._has_news._waiters:  # type: ignore[attr-defined]
+            time.sleep(0.001)
+
+        inbox.put("a", encode(make_span(1)))
+        inbox.put("b", "text")
+        was_enough = waiting.done()
+        inbox.put("a", encode(make_span(2)))
+        waiting.result(10)
+
+    assert not was_enough
+
+
+def test_nobody_waits_for_a_process_that_has_ended() -> None:
+    """It sends no more batch."""
+    inbox = InboxSource()
+    inbox.put("a", encode(BEGAN) + encode(Ended(1.0)))
+
+    begin_s = time.monotonic()
+    inbox.wait_for_all(60.0)
+
+    assert time.monotonic() - begin_s < 50.0

@@ -26,6 +26,7 @@ from gpumemwidget.model.processes import (
 from gpumemwidget.remote.messages import RanOut, decode, encode
 from gpumemwidget.remote.process_log import ProcessLog
 from gpumemwidget.remote.writer.record_writer import RecordWriter
+from tests.remote.programs import read_lines
 
 INFO = ProcessInfo("1f", "host", 12, "python train.py", 1_800_000_000.0)
 DEVICES = ("cuda:0", "cuda:1", "host")
@@ -166,17 +167,6 @@ def test_many_names_are_bounded() -> None:
     assert {"batch 0", "other spans"} < {span.name for span in spans}
 
 
-def test_peaks_come_once() -> None:
-    """At most once a second, and only where they have risen."""
-    wire = Wire()
-    for time_s, peak in ((0.0, 30), (0.5, 40), (1.5, 40), (9.0, 40)):
-        ends = (Reading("cuda:0", 1, 2, peak, 40, "exact"),)
-        wire.writer.write_peaks(time_s, ends, is_last=False)
-
-    assert [peak.allocated_bytes for peak in wire.state.peaks] == [40]
-    assert wire.count(b'"peaks"') == 2
-
-
 def test_sampled_peaks_of_both_counters() -> None:
     """The highest reserved bytes count, also where more was allocated at another time."""
     log = ProcessLog()
@@ -248,8 +238,7 @@ def test_hostile_lines(line: bytes) -> None:
 
 def test_messages_that_do_not_fit() -> None:
     """A sample before the devices, times that go back, a second beginning: nothing fails."""
-    log = ProcessLog()
-    lines: list[bytes] = [
+    lines = [
         b'["sample",1,{"cuda:0":[5,5]}]',
         encode_began("first"),
         encode_began("second"),
@@ -259,11 +248,9 @@ def test_messages_that_do_not_fit() -> None:
         b'{"type":"span","span":{"name":"","start_s":-3,"duration_s":-2,"status":"ok","devices":[]}}',
         b'{"type":"peaks","time_s":-1,"peaks":[{"device":"","allocated_bytes":null,"reserved_bytes":-1}]}',
     ]
-    for line in lines:
-        log.take(decode(line))
 
-    state = log.describe(is_alive=True)
-    assert state is not None
+    state = read_lines(b"\n".join(lines))
+
     assert state.info.name == "first"
     assert state.heard_s == 0.001
     assert state.readings == (Reading("cuda:0", 10, 6),)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import contextlib
 import doctest
 import os
 import signal
@@ -22,13 +21,11 @@ from ray.cluster_utils import Cluster
 import gpumemwidget
 from gpumemwidget.errors import BackendError, BadInputError
 from gpumemwidget.model.processes import ProcessState
-from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseRequest
 from gpumemwidget.remote.engines import ray_worker
-from gpumemwidget.remote.engines.clusters import open_cluster
+from gpumemwidget.remote.engines.ray import RaySource
 from gpumemwidget.remote.engines.ray_worker import GpuMemCollector
-from gpumemwidget.remote.reader import release_elsewhere as releases
-from tests.remote.programs import release_at
-from tests.remote.watching import Watching, find_peak, wait_until
+from tests.remote.programs import wait_for
+from tests.remote.watching import Watching, find_peak
 
 # Ray takes some ten seconds to begin.
 pytestmark = pytest.mark.slow
@@ -60,7 +57,7 @@ def read_stat(which: str) -> int:
 def hold(n_bytes: int, until: Path) -> tuple[int, int]:
     """Hold memory until a file is there; return the pid, and what the allocator has meanwhile."""
     handle = _gpus.allocate(n_bytes)
-    wait_until(until.exists)
+    wait_for(until.exists)
     held = read_stat("current")
     _gpus.free(handle)
     return os.getpid(), held
@@ -122,7 +119,7 @@ def connect(cluster: Cluster, env: dict[str, Any]) -> None:
 
 
 def watch() -> Watching:
-    return Watching(open_cluster(None))
+    return Watching(RaySource())
 
 
 def wait_for_pids(watching: Watching, *pids: int) -> list[ProcessState]:
@@ -172,7 +169,7 @@ def test_notebooks_join_an_actor_that_outlives_them(cluster: Cluster) -> None:
     states = wait_for_pids(first, pid)
     first.close()
     first.close()
-    wait_until(lambda: ray.get(actor.read.remote())[2] == ["gpumemwidget-ray"])
+    wait_for(lambda: ray.get(actor.read.remote())[2] == ["gpumemwidget-ray"])
     names = ray.util.list_named_actors()
     second = watch()
     states += wait_for_pids(second, pid)
@@ -182,7 +179,7 @@ def test_notebooks_join_an_actor_that_outlives_them(cluster: Cluster) -> None:
     actor = ray.get_actor("survivor")
     ray.get(actor.read.remote())
     states += wait_for_pids(third, pid)
-    wait_until(lambda: [state.status for state in second.look()] == ["lost"])
+    wait_for(lambda: [state.status for state in second.look()] == ["lost"])
     third.close()
     second.close()
     ray.kill(actor)
@@ -196,7 +193,7 @@ def test_notebooks_join_an_actor_that_outlives_them(cluster: Cluster) -> None:
 def test_watching_needs_a_connection() -> None:
     """The message says what to call first."""
     with pytest.raises(BadInputError, match=r"call ray\.init\(\) first"):
-        open_cluster(None)
+        RaySource()
 
 
 # -- Spans -----------------------------------------------------------------------------------------
@@ -222,75 +219,14 @@ def test_figures_of_workers_are_the_allocators(watching: Watching, tmp_path: Pat
 
 
 def test_an_actor_with_several_methods_at_a_time(watching: Watching) -> None:
-    """A span in a method is exact, and nothing is released there."""
+    """A span in a method is exact."""
     actor = ray.remote(AsyncTrainer).options(name="async").remote()
-    (state,) = wait_for_pids(watching, ray.get(actor.get_pid.remote()))
+    wait_for_pids(watching, ray.get(actor.get_pid.remote()))
 
     peak = ray.get(actor.measure.remote(100 * MIB))
     span = watching.wait_for_spans("of an async actor")[-1]
-    key = watching.keys[state.info.id]
-    outcomes = release_at(watching.source, [key], ReleaseRequest(("batch",)), dry_run=False)
 
     assert (*find_peak(span), span.shared_with) == ("exact", peak, 0)
-    assert "several methods at a time" in str(outcomes[key])
-
-
-# -- Releases --------------------------------------------------------------------------------------
-
-
-def test_attributes_are_released_between_methods(
-    watching: Watching, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A release that comes too late is not made; an actor without a name refuses."""
-    end, request = tmp_path / "end", ReleaseRequest(("batch",))
-    named = ray.remote(Trainer).options(name="trainer").remote()
-    unnamed = ray.remote(Trainer).remote()
-    pids = [ray.get(actor.read.remote())[0] for actor in (named, unnamed)]
-    busy = named.hold.remote(50 * MIB, end)
-    states = wait_for_pids(watching, *pids)
-    watching.wait(lambda states: read_allocated(states).get(pids[0]) == 50 * MIB)
-    key, other = (watching.keys[state.info.id] for state in states)
-    monkeypatch.setattr(releases, "BEGIN_S", 0.5)
-    monkeypatch.setattr(releases, "END_S", 0.1)
-
-    late = release_at(watching.source, [key, other], request, dry_run=False)
-    end.touch()
-    ray.get(busy)
-    monkeypatch.setattr(releases, "END_S", _DEADLINE_S)
-    monkeypatch.setattr(releases, "BEGIN_S", _DEADLINE_S)
-    plan = release_at(watching.source, [key], request, dry_run=True)[key]
-    _, kept, _ = ray.get(named.read.remote())
-    report = release_at(watching.source, [key], request, dry_run=False)[key]
-    _, released, _ = ray.get(named.read.remote())
-
-    assert "no answer within" in str(late[key])
-    assert "has no name by which Ray finds it" in str(late[other])
-    assert isinstance(plan, ReleasePlan)
-    assert plan.request == request
-    assert kept == bytearray(MIB)
-    assert isinstance(report, ReleaseReport)
-    assert released is None
-
-
-def test_a_release_is_not_made_in_another_actor_of_that_name(watching: Watching) -> None:
-    """It is refused there: the actor that was meant is gone."""
-    killed = ray.remote(Trainer).options(name="again").remote()
-    (state,) = wait_for_pids(watching, ray.get(killed.read.remote())[0])
-    key = watching.keys[state.info.id]
-    ray.kill(killed)
-    others: list[Any] = []
-
-    def begin_another() -> object:
-        with contextlib.suppress(ValueError):  # The name is not free yet.
-            others.append(ray.remote(Trainer).options(name="again").remote())
-        return others
-
-    wait_until(begin_another)
-    # Nothing was read meanwhile, so the one that was killed is not known to be gone.
-    outcomes = release_at(watching.source, [key], ReleaseRequest(("batch",)), dry_run=False)
-
-    assert outcomes == {key: "the actor is gone: another one has its name now"}
-    assert ray.get(others[0].read.remote())[1] == bytearray(MIB)
 
 
 # -- Listeners -------------------------------------------------------------------------------------

@@ -19,57 +19,36 @@ def _read(path: Path) -> str:
     return " ".join(str(gpumemwidget.load(path)).split())
 
 
-def test_where_each_lost_process_was(tmp_path: Path) -> None:
-    """The span that it was in; of several also the time of day, which shows who was first."""
-    ends = []
-    for number, after_s in ((0, 19.88), (1, 18.5)):
-        rank = Rank(tmp_path, number)
-        rank.begin("step", 7 + number)
-        rank.sample(after_s)
-        rank.die()
-        info = gpumemwidget.load(rank.path).processes[0].info
-        ends.append(time.strftime("%H:%M:%S", time.localtime(info.started_at + after_s)))
+def test_how_each_process_ended(tmp_path: Path) -> None:
+    """In which span; of several also at what time of day, which shows who was first, by its host.
 
-    alone = _read(rank.path)
-    several = _read(tmp_path)
-
-    assert (
-        "The program: the recording stops at 18.50 s, in step 8, without an end. The process was "
-        "killed, its host can't be reached, or the recording could not be written."
-    ) in alone
-    for number, moment in enumerate(ends):
-        assert f"s ({moment}." in several
-        assert f"), in step {7 + number}, without an end" in several
-
-
-def test_when_each_failed_process_ended(tmp_path: Path) -> None:
-    """Of several, the time of day stands beside the error."""
-    for number in range(2):
-        rank = Rank(tmp_path, number)
-        rank.sample(12.0)
-        rank.close("ValueError: no")
-    info = gpumemwidget.load(rank.path).processes[0].info
-    moment = time.strftime("%H:%M:%S", time.localtime(info.started_at + 12.0))
-
-    assert "The program ended with ValueError: no" in _read(rank.path)
-    assert f"rank 1 ended at {moment}." in _read(tmp_path)
-
-
-def test_whose_clock_a_time_is_by(tmp_path: Path) -> None:
-    """That of another host is by its own clock, and the report says so."""
+    The report says which times are by another host's clock.
+    """
     began_at = time.mktime((2026, 11, 23, 3, 15, 0, 0, 0, -1))
     states = []
-    for number, host in enumerate((socket.gethostname(), "node1")):
+    for number, host in enumerate((socket.gethostname(), "node1", socket.gethostname())):
         rank = Rank(tmp_path, number, host=host, pid=2**31 - 7)
-        rank.sample(12.0)
-        rank.die()
+        rank.begin("step", 7 + number)
+        rank.sample(12.0 + number)
+        if number == 2:
+            rank.close("ValueError: no")
+        else:
+            rank.die()
         state = gpumemwidget.load(rank.path).processes[0]
         states.append(replace(state, info=replace(state.info, started_at=began_at)))
 
-    text = " ".join(report_processes(states).text.split())
+    alone, failed, several = (
+        " ".join(report_processes(shown).text.split()) for shown in (states[:1], states[2:], states)
+    )
 
-    assert "rank 0: the recording stops at 12.00 s (03:15:12.0) without" in text
-    assert "rank 1: the recording stops at 12.00 s (03:15:12.0 by its own clock) without" in text
+    assert (
+        "The program: the recording stops at 12.00 s, in step 7, without an end. The process was "
+        "killed, its host can't be reached, or the recording could not be written."
+    ) in alone
+    assert "The program ended with ValueError: no" in failed
+    assert "rank 0: the recording stops at 12.00 s (03:15:12.0), in step 7, without" in several
+    assert "(03:15:13.0 by its own clock), in step 8, without an end" in several
+    assert "rank 2 ended at 03:15:14.0 with ValueError: no" in several
 
 
 def test_spans_that_matter_are_listed_however_short(tmp_path: Path) -> None:

@@ -17,13 +17,12 @@ from gpumemwidget.remote.messages import (
     Devices,
     Figures,
     SpanEnded,
-    decode,
     encode,
 )
-from gpumemwidget.remote.process_log import ProcessLog
-from gpumemwidget.remote.writer import sinks
-from gpumemwidget.remote.writer.sinks import BatchSink
+from gpumemwidget.remote.writer import record_writer
+from gpumemwidget.remote.writer.record_writer import BatchSink
 from gpumemwidget.testing import simulate_gpus
+from tests.remote.programs import read_lines
 
 MIB = 1 << 20
 BEGAN = encode(Began(ProcessInfo("1", "host", 7, "python", 0.0)))
@@ -55,9 +54,8 @@ class Receiver:
 
 
 @pytest.fixture
-def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+def receiver() -> Iterator[Receiver]:
     """A receiver to which each line but one of devices is a batch of its own."""
-    monkeypatch.setattr(sinks, "_BATCH_EVERY_S", 0.0)
     receiver = Receiver()
     yield receiver
     receiver.may_go_on.set()
@@ -85,11 +83,7 @@ def test_a_send_that_hangs_holds_up_no_task(receiver: Receiver) -> None:
         receiver.may_go_on.set()
         leave()
 
-    log = ProcessLog()
-    for line in receiver.lines:
-        log.take(decode(line))
-    state = log.describe(is_alive=True)
-    assert state is not None
+    state = read_lines(b"".join(receiver.batches))
     assert [span.number for span in state.spans] == [0, 1, 2]
     assert state.spans[2].devices[0].allocated.peak_bytes == 3 * MIB
     assert state.status == "ended"
@@ -99,9 +93,9 @@ def test_close_gives_up_on_a_send_that_hangs(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It returns, and what hung is sent when it goes on, with all that waits."""
-    monkeypatch.setattr(sinks, "_CLOSE_S", 0.01)
+    monkeypatch.setattr(record_writer, "_CLOSE_S", 0.01)
     receiver.may_go_on.clear()
-    sink = BatchSink(receiver.send)
+    sink = BatchSink(receiver.send, every_s=0.0)
 
     lines = [encode(make_span(name)) for name in "abc"]
     for line in lines:
@@ -121,11 +115,11 @@ def test_where_too_much_waits_samples_go_first(
     """All spans are kept as long as they have room, and then the newest half of them."""
     spans = [encode(make_span(f"span {number}")) for number in range(10, 20)]
     receiver.may_go_on.clear()
-    sink = BatchSink(receiver.send)
+    sink = BatchSink(receiver.send, every_s=0.0)
     sink.write(BEGAN)
     assert receiver.is_sending.wait(_DEADLINE_S)
 
-    monkeypatch.setattr(sinks, "_MAX_WAITING_BYTES", 10 * len(spans[0]))
+    monkeypatch.setattr(record_writer, "_MAX_WAITING_BYTES", 10 * len(spans[0]))
     for line in [SAMPLE] * 200 + spans[:5]:
         sink.write(line)
     before = list(sink._lines)
@@ -146,7 +140,7 @@ def test_what_could_not_be_sent_is_sent_again(receiver: Receiver) -> None:
     """Once the next line comes, or at the end; what failed is known at once."""
     has_failed = threading.Event()
     receiver.is_gone = True
-    sink = BatchSink(receiver.send)
+    sink = BatchSink(receiver.send, every_s=0.0)
     sink.on_failure = lambda _: has_failed.set()
     sink.write(BEGAN)
     assert has_failed.wait(_DEADLINE_S)

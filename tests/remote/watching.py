@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 from gpumemwidget.model.processes import ProcessState, SpanRecord
 from gpumemwidget.remote.reader.collector import Collector
-
-_DEADLINE_S = 40.0
-
-
-def wait_until(is_so: Callable[[], object]) -> None:
-    """Wait until something is so; fail if it is not in time."""
-    end_s = time.monotonic() + _DEADLINE_S
-    while not is_so():
-        assert time.monotonic() < end_s, "it does not become so"
-        time.sleep(0.02)
+from tests.remote.programs import wait_for
 
 
 def find_peak(span: SpanRecord) -> tuple[str | None, int | None]:
@@ -54,7 +44,7 @@ class Watching:
             assert not self.failures
             return is_so(states)
 
-        wait_until(is_so_now)
+        wait_for(is_so_now)
         return states
 
     def wait_for_spans(

@@ -14,7 +14,7 @@ from gpumemwidget.model.processes import (
     RunningSpan,
     SpanRecord,
 )
-from gpumemwidget.remote.reader.gpus import find_skews, share_gpus
+from gpumemwidget.remote.reader.recordings import find_skews, share_gpus
 from gpumemwidget.report.processes import report_processes
 from gpumemwidget.report.render.output import Report
 from tests.report import oom_examples as ooms

@@ -15,7 +15,7 @@ from gpumemwidget.model.ownership import (
     Owned,
 )
 from gpumemwidget.report.account import Node, list_lines, report_account
-from gpumemwidget.session.account_rows import check_rows
+from gpumemwidget.session.session import check_rows
 from gpumemwidget.units import parse_bytes
 from tests.report.account_examples import make_account
 from tests.report.examples import KIB, own

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -18,6 +20,7 @@ from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.cells import Span
 from gpumemwidget.report.cell import report_ledger
 from gpumemwidget.testing import DeviceFullError, simulate_gpus
+from gpumemwidget.testing.machine import SimulatedMachine
 
 ROOT = Path(__file__).parents[2]
 MIB, GIB = 1 << 20, 1 << 30
@@ -35,6 +38,18 @@ def run(shell: InteractiveShell, capsys: pytest.CaptureFixture[str], source: str
     done = shell.run_cell(source, store_history=True)
     done.raise_error()
     return capsys.readouterr().out
+
+
+@contextmanager
+def load_with_gpus(
+    shell: InteractiveShell, n_devices: int = 1, total_bytes: int = 8 * GIB
+) -> Iterator[SimulatedMachine]:
+    """The extension loaded on simulated GPUs, which cells have as ``gpus``."""
+    with simulate_gpus(n_devices, total_bytes=total_bytes) as gpus:
+        shell.user_ns.update(gpus=gpus, gpumemwidget=gpumemwidget)
+        shell.run_line_magic("load_ext", "gpumemwidget")
+        yield gpus
+        shell.run_line_magic("unload_ext", "gpumemwidget")
 
 
 def test_the_documented_notebook(
@@ -106,16 +121,13 @@ def test_a_loaded_extension_keeps_its_hardware(shell: InteractiveShell) -> None:
 
 def test_a_full_gpu_has_the_card_of_an_oom(shell: InteractiveShell) -> None:
     """So that it can be shown where there is no GPU."""
-    with simulate_gpus(2, total_bytes=8 * GIB) as gpus:
-        shell.user_ns["gpus"] = gpus
-        shell.run_line_magic("load_ext", "gpumemwidget")
+    with load_with_gpus(shell, 2):
         shell.run_cell("gpus.allocate(5 << 30, 1)", store_history=True)
         shell.run_cell("gpus.driver.library.set_use(0, 1 << 30, 1)", store_history=True)
 
         with capture_output() as output:
             shell.run_cell("gpus.allocate(3 << 30, 1)", store_history=True)
 
-        shell.run_line_magic("unload_ext", "gpumemwidget")
     shown = "\n".join(str(each.data.get("text/plain")) for each in output.outputs)
     assert "Out of memory on cuda:1 · 3.00 GiB requested" in shown
     assert re.search(r"unattributed +5\.00 GiB", shown)
@@ -128,14 +140,11 @@ def test_memory_without_an_owner_has_one_name(
 ) -> None:
     """In each report that shows it: now, by variable and by device."""
     reports = ("%memstat", "%memvars", "%memstat --device")
-    with simulate_gpus(1, total_bytes=8 * GIB) as gpus:
-        shell.user_ns["gpus"] = gpus
-        shell.run_line_magic("load_ext", "gpumemwidget")
+    with load_with_gpus(shell):
         shell.run_cell("import torch; gpus.allocate(3 << 30)")
 
         shown = [run(shell, capsys, line) for line in reports]
 
-        shell.run_line_magic("unload_ext", "gpumemwidget")
     assert [bool(re.search(r"unattributed +3\.00 GiB", text)) for text in shown] == [True] * 3
     # Other tests of this process may have left tensors on the host that no variable leads to.
     assert not re.search(r"no variable +3\.00 GiB", "".join(shown))
@@ -145,16 +154,13 @@ def test_memory_that_sleeps_is_no_part_of_the_device(
     shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It has a row beside the parts; the card of an OOM says that it gives nothing."""
-    with simulate_gpus(1, total_bytes=80 * GIB) as gpus:
-        shell.user_ns["gpus"] = gpus
-        shell.run_line_magic("load_ext", "gpumemwidget")
+    with load_with_gpus(shell, 1, 80 * GIB):
         shell.run_cell("gpus.allocate(40 << 30); gpus.driver.sleep(38 << 30)")
         device = run(shell, capsys, "%memstat --device cuda:0")
         record = gpumemwidget.breakdown("cuda:0").record()
         shell.run_cell("gpus.allocate(60 << 30)", store_history=True)
         with capture_output() as output:
             shell.run_cell("gpus.allocate(30 << 30)", store_history=True)
-        shell.run_line_magic("unload_ext", "gpumemwidget")
 
     assert re.search(r"asleep +37\.50 GiB", device)
     assert [(part.key, part.n_bytes) for part in record.parts] == [
@@ -199,15 +205,12 @@ def test_what_a_library_took_for_a_while_is_a_sampled_peak(
         "gpus.driver.library.set_use(0)"
         for n_bytes in (3 << 30, 63 << 20)
     ]
-    with simulate_gpus(1, total_bytes=8 * GIB) as gpus:
+    with load_with_gpus(shell) as gpus:
         gpus.touch(0)
-        shell.user_ns.update(gpus=gpus, gpumemwidget=gpumemwidget)
-        shell.run_line_magic("load_ext", "gpumemwidget")
         reports = [run(shell, capsys, f"%%memtrace\n{source}") for source in sources]
         shell.run_line_magic("memtrace", "on")
         lines = [run(shell, capsys, source) for source in sources]
         ledger = run(shell, capsys, "%memledger")
-        shell.run_line_magic("unload_ext", "gpumemwidget")
 
     row = r"outside PyTorch +51\.20 MiB +51\.20 MiB +0 B +~ 3\.05 GiB +~ \+3\.00 GiB"
     line = "outside PyTorch 51.20 MiB (0 B), peak sampled 3.05 GiB"
@@ -222,16 +225,13 @@ def test_what_other_libraries_take_is_told_by_cell(
 ) -> None:
     """Also of a GPU that PyTorch is not on; the driver is asked for nothing without a library."""
     monkeypatch.setitem(sys.modules, "faiss", ModuleType("faiss"))
-    with simulate_gpus(2, total_bytes=8 * GIB) as gpus:
-        shell.user_ns["gpus"] = gpus
-        shell.run_line_magic("load_ext", "gpumemwidget")
+    with load_with_gpus(shell, 2):
         shell.run_cell("gpus.allocate(1 << 30, 1)", store_history=True)
         shell.run_cell("gpus.driver.library.set_use(2 << 30, 1 << 30, 0)", store_history=True)
         shell.run_cell("gpus.driver.library.set_use(1 << 30, 0, 0)", store_history=True)
         shell.run_cell("gpus.driver.lose(0); gpus.allocate(1 << 30, 1)", store_history=True)
         records = gpumemwidget.monitor().ledger.records
         ledger = report_ledger(records, sort="change").text
-        shell.run_line_magic("unload_ext", "gpumemwidget")
 
     context_bytes = 8 * GIB // 160
     seen = [{cell.device: cell.outside for cell in record.devices} for record in records]

@@ -24,10 +24,9 @@ from distributed.core import clean_exception
 from gpumemwidget.errors import BackendError, BadInputError, GpuMemError, describe_exception
 from gpumemwidget.model.cells import Status
 from gpumemwidget.model.processes import ProcessInfo
-from gpumemwidget.remote.engines.inbox import InboxSource
-from gpumemwidget.remote.engines.worker import join, leave, refuse, release
+from gpumemwidget.remote.engines.worker import join, leave
 from gpumemwidget.remote.messages import Message
-from gpumemwidget.remote.reader.release_elsewhere import BEGIN_S, END_S
+from gpumemwidget.remote.reader.collector import InboxSource
 from gpumemwidget.remote.writer.recorder import Recorder
 from gpumemwidget.remote.writer.spans import OpenSpan
 
@@ -38,8 +37,6 @@ _SETUP_S = 10.0
 _CLOSE_S = 5.0
 #: Seconds that a client has to come back before the recording for it ends.
 _CLIENT_GONE_S = 60.0
-#: States of a task, within the worker, whose function may be running.
-_RUNNING_STATES = frozenset({"executing", "long-running", "cancelled", "resumed"})
 
 
 class DaskSource(InboxSource):
@@ -67,7 +64,7 @@ class DaskSource(InboxSource):
         self.name = f"Dask at {self._client.scheduler.address}"
         #: The name of the plugins, too.
         self._topic = f"gpumemwidget-{secrets.token_hex(8)}"
-        #: By the address of each worker that the scheduler has: the key of the process there.
+        #: By the address of each worker that was heard: the key of the process there.
         self._keys: dict[str, str] = {}
         self._is_closed = False
         self._registration = self._start(self._register())
@@ -95,24 +92,8 @@ class DaskSource(InboxSource):
         self._check_registration()
 
     def is_alive(self, key: str, info: ProcessInfo) -> bool:  # noqa: ARG002 - of all sources
-        """Return whether the scheduler has the worker still, and it was heard lately."""
+        """Return whether the worker was heard lately, and no other one since at its address."""
         return self._keys.get(_read_address(key)) == key and self.is_heard(key)
-
-    def begin_release(self, key: str, order: bytes) -> Future[bytes] | str:
-        """Release names in a worker that runs no task; see ``ReleasingSource``."""
-        address = _read_address(key)
-        if self._client.status != "running":
-            return "the Dask client is closed: watch the cluster with another"
-        if self._keys.get(address) != key:
-            return "the worker is gone"
-
-        async def ask() -> bytes:
-            # One worker for each call: the answers of several wait for the slowest.
-            answers = self._client.run(_release_in_worker, order, workers=[address])
-            answer: bytes = (await asyncio.wait_for(answers, BEGIN_S + END_S))[address]
-            return answer
-
-        return self._start(ask())
 
     def close(self) -> None:
         """Record the workers no more, and listen no more. May be called twice."""
@@ -164,11 +145,8 @@ class DaskSource(InboxSource):
         message = event[1]
         if isinstance(message, list | tuple) and len(message) == 2 and isinstance(message[0], str):
             key, lines = message
-            if lines is None:
-                self._keys.pop(key, None)
-            else:
-                self._keys[_read_address(key)] = key
-                self.put(key, lines)
+            self._keys[_read_address(key)] = key
+            self.put(key, lines)
 
 
 def _read_address(key: str) -> str:
@@ -184,10 +162,7 @@ def _read_address(key: str) -> str:
 
 def _make_scheduler_plugin(topic: str, client_id: str) -> SchedulerPlugin:
     class GpuMemoryClientWatch(SchedulerPlugin):
-        """Says which workers are gone, and ends the recording for a client that was killed."""
-
-        def remove_worker(self, scheduler: Scheduler, worker: str, **_: Any) -> None:
-            scheduler.log_event(topic, [worker, None])
+        """Ends the recording for a client that was killed."""
 
         def remove_client(self, scheduler: Scheduler, client: str) -> None:
             if client == client_id:
@@ -253,9 +228,11 @@ class WorkerRecording:
 
     def transition(self, key: Any, start: str, finish: str, **_: Any) -> None:  # noqa: ARG002 - Dask's
         """Begin the span of a task, or end it."""
+        # The states, within the worker, in which a task's function may be running.
+        running = "executing", "long-running", "cancelled", "resumed"
         if finish == "executing" and key not in self._spans:
             self._spans[key] = self._recording.begin_span(key_split(key), lane=key)
-        elif finish not in _RUNNING_STATES and key in self._spans:
+        elif finish not in running and key in self._spans:
             status: dict[str, Status] = {"memory": "ok", "error": "error"}
             self._recording.end_span(self._spans.pop(key), status.get(finish, "interrupted"))
             if finish == "error":
@@ -287,11 +264,3 @@ class WorkerRecording:
             _, error, _ = clean_exception(task.exception.data)
             if error is not None:
                 self._recording.note_error(error)
-
-
-def _release_in_worker(order: bytes, dask_worker: Worker) -> bytes:
-    """Release names, on the worker's event loop: meanwhile no task begins."""
-    # Methods of actors are no active keys, but have threads.
-    if dask_worker.active_keys or dask_worker.active_threads:
-        return refuse("a task is running in the worker: wait for its end")
-    return release(order)

@@ -28,11 +28,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from gpumemwidget.backends.hooks import Patch
 from gpumemwidget.errors import RecordingError, describe_exception
 from gpumemwidget.model.cells import Status
-from gpumemwidget.model.processes import ProcessInfo
+from gpumemwidget.model.processes import Outcome, ProcessInfo
+from gpumemwidget.model.releases import ReleaseRequest
 from gpumemwidget.recording.running_cell import find_first_line, name_cell
 from gpumemwidget.remote.engines import worker
-from gpumemwidget.remote.engines.inbox import InboxSource
 from gpumemwidget.remote.messages import Message
+from gpumemwidget.remote.reader.collector import InboxSource
 from gpumemwidget.remote.writer.recorder import Recorder
 from gpumemwidget.session.interrupts import run_uninterrupted
 
@@ -137,10 +138,13 @@ class IpyparallelSource(InboxSource):
         except Exception:  # noqa: BLE001 - the engine or the client is gone meanwhile
             return None
 
-    def begin_release(self, key: str, order: bytes) -> Future[bytes] | str:
+    def begin_release(
+        self, key: str, request: ReleaseRequest, *, dry_run: bool, not_after: float
+    ) -> Future[Outcome] | str:
         """Release names on an engine, once it has no task; see ``ReleasingSource``."""
-        is_known = int(key) in self._engines
-        answer = self._apply(int(key), worker.release, order) if is_known else None
+        answer = None
+        if int(key) in self._engines:
+            answer = self._apply(int(key), worker.release, request, dry_run, not_after)
         return "this engine is gone: nothing is released there" if answer is None else answer
 
     def close(self) -> None:
@@ -280,14 +284,10 @@ class EngineTasks:
 
 def _name_function(function: Any, args: Sequence[Any]) -> str:
     """Return the name of a function; of ipyparallel's for ``map`` the one of the user's."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    name = getattr(function, "__qualname__", None)
-    if name is None:  # An object. What ``ipyparallel.require`` returns has the function's name.
-        name = getattr(function, "__name__", type(function).__qualname__)
+    name = str(getattr(function, "__qualname__", type(function).__qualname__))
     if not str(function.__module__).startswith("ipyparallel."):
-        return str(name)
-    return _name_function(args[0], ()) if name == "_map" else str(name).lstrip("_")
+        return name
+    return _name_function(args[0], ()) if name == "_map" else name.lstrip("_")
 
 
 #: Returns the one of this engine.

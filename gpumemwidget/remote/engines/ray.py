@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import inspect
 import secrets
-import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -22,14 +20,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from gpumemwidget.errors import BackendError, BadInputError, describe_exception
 from gpumemwidget.model.processes import ProcessInfo
-from gpumemwidget.remote.engines import ray_worker, worker
-from gpumemwidget.remote.engines.inbox import InboxSource
+from gpumemwidget.remote.engines import ray_worker
 from gpumemwidget.remote.messages import Began, Ended, Message
-from gpumemwidget.remote.writer.program import ProgramShell
+from gpumemwidget.remote.reader.collector import InboxSource
 
 _HOOK = "worker_process_setup_hook"
-#: Seconds that a notebook waits for the collector's answer at a time.
-_ANSWER_S = 0.5
 #: Seconds of silence after which Ray is asked whether a process is alive.
 _QUIET_S = 2.0
 
@@ -106,7 +101,7 @@ class RaySource(InboxSource):
             raise BackendError(f"{self.name} is over: watch the new one after ray.init()")
         try:
             self._answer = self._answer or self._collector.take.remote().future()
-            batches = self._answer.result(_ANSWER_S)
+            batches = self._answer.result(0.5)
         except FutureTimeoutError:
             return  # The collector begins, or is busy.
         except Exception as exc:  # noqa: BLE001 - raised as an error of ours
@@ -145,34 +140,6 @@ class RaySource(InboxSource):
         if not is_closed and self._is_connected:
             ray.kill(self._collector)
 
-    # -- Releases ----------------------------------------------------------------------------------
-
-    def begin_release(self, key: str, order: bytes) -> Future[bytes] | str:
-        """Release attributes of a named actor between two methods; see ``ReleasingSource``.
-
-        ``model`` is the actor's ``self.model``.
-        """
-        info = self._running.get(key)
-        if info is None or not self._is_connected:
-            return "the process is gone"
-        if info.role != "actor":
-            return (
-                "a worker of Ray's has no names of its own: what its tasks leave there goes with "
-                "the process; @ray.remote(max_calls=1) ends it after each task"
-            )
-        try:
-            actor: Any = ray.get_actor(info.label)
-        except ValueError:
-            return f"{info.label} has no name by which Ray finds it: create it with options(name=…)"
-        asked = actor.__ray_call__.remote(_release_in_actor, _find_worker_id(key), order)
-        answer: Future[bytes] = asked.future()
-        return answer
-
-
-def _find_worker_id(key: str) -> str:
-    """Return Ray's id of a process, of which another actor of the same name has another one."""
-    return key.partition("-")[0]
-
 
 def _read_end(key: str) -> str | None:
     """Return how a worker ended: ``INTENDED_USER_EXIT: …``, ``SYSTEM_ERROR: …`` if it was killed.
@@ -184,23 +151,8 @@ def _read_end(key: str) -> str | None:
         from ray.core.generated import common_pb2, gcs_pb2  # noqa: PLC0415 - not in each release
 
         gcs = ray._private.state.state._connect_and_get_accessor()  # noqa: SLF001 - read only
-        record = gcs.get_worker_info(ray.WorkerID(bytes.fromhex(_find_worker_id(key))))
+        record = gcs.get_worker_info(ray.WorkerID(bytes.fromhex(key.partition("-")[0])))
         data = gcs_pb2.WorkerTableData.FromString(record)
         exit_type = common_pb2.WorkerExitType.Name(data.exit_type)
         return "" if data.is_alive else f"{exit_type}: {data.exit_detail[:200]}"
     return None
-
-
-# -- In an actor -----------------------------------------------------------------------------------
-
-
-def _release_in_actor(actor: object, worker_id: str, order: bytes) -> bytes:
-    """Release attributes of an actor, in it."""
-    if ray.get_runtime_context().get_worker_id() != worker_id:
-        return worker.refuse("the actor is gone: another one has its name now")
-    methods = inspect.getmembers(type(actor), inspect.iscoroutinefunction)
-    if methods or threading.current_thread() is not threading.main_thread():
-        return worker.refuse(
-            "the actor runs several methods at a time: one of them may use the memory"
-        )
-    return worker.release(order, shell=ProgramShell(actor))

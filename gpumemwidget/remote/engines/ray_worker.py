@@ -25,8 +25,6 @@ from gpumemwidget.model.processes import ProcessRole
 
 #: How the names of collectors begin.
 PREFIX = "gpumemwidget-collector-"
-#: Seconds that a batch waits for the collector's answer; it is sent once, and waited for again.
-_ANSWER_S = 1.0
 #: Maximum number of bytes that a collector keeps for a notebook that does not take them.
 _MAX_WAITING_BYTES = 32 * 1024 * 1024
 
@@ -68,8 +66,9 @@ def _open_channel(collector: Any) -> Callable[[bytes], None]:
         if not answers:
             # ``ray.get`` would say that the worker's task waits, and Ray would begin another one.
             answers.append(collector.push.remote(key, lines).future())
-        # Whoever calls this again after a failure does so with the same lines.
-        is_taken = answers[0].result(_ANSWER_S)
+        # Whoever calls this again after a failure does so with the same lines: they are sent once,
+        # and the answer is waited for again.
+        is_taken = answers[0].result(1.0)
         answers.clear()
         if not is_taken:
             raise BlockingIOError("the notebook takes nothing")

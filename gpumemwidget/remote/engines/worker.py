@@ -10,20 +10,15 @@ import threading
 import time
 from collections.abc import Callable, Hashable
 
-import msgspec
-
 from gpumemwidget.backends.hardware import detect_hardware
 from gpumemwidget.errors import GpuMemError
-from gpumemwidget.model.encoding import encode_json
-from gpumemwidget.model.processes import ProcessRole
+from gpumemwidget.model.processes import Outcome, ProcessRole
 from gpumemwidget.model.releases import ReleaseRequest
-from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.releasing.plan import plan_release
 from gpumemwidget.releasing.release import execute_release
-from gpumemwidget.remote.reader.release_elsewhere import ReleaseAnswer, ReleaseOrder
 from gpumemwidget.remote.writer.program import ProgramShell
+from gpumemwidget.remote.writer.record_writer import BatchSink
 from gpumemwidget.remote.writer.recorder import Recorder, find_recorder
-from gpumemwidget.remote.writer.sinks import BatchSink
 from gpumemwidget.session.session import find_session
 
 
@@ -73,39 +68,23 @@ def leave(listener: str = "notebook") -> None:
         recording.close()
 
 
-def release(order: bytes, *, shell: Shell | None = None) -> bytes:
-    """Carry out an encoded ``ReleaseOrder`` in this worker; return the ``ReleaseAnswer``.
+def release(request: ReleaseRequest, dry_run: bool, not_after: float) -> Outcome:
+    """Carry out a release in this worker, or only plan it; see ``ReleasingSource``.
 
-    Args:
-        order: what the notebook has sent.
-        shell: whose names they are; ``None``: the loaded extension's, or else the globals of
-            ``__main__``.
+    The names are the loaded extension's, or else the globals of ``__main__``.
     """
+    if time.time() > not_after:
+        late = "the request came too late, or the clocks of the two hosts differ"
+        return f"{late}: nothing was changed"
+    session = find_session()
+    hardware = detect_hardware() if session is None else session.hardware
     try:
-        wanted = msgspec.json.decode(order, type=ReleaseOrder)
-        if time.time() > wanted.not_after:
-            late = "the request came too late, or the clocks of the two hosts differ"
-            return refuse(f"{late}: nothing was changed")
-        return encode_json(_release(wanted.request, dry_run=wanted.dry_run, shell=shell))
+        if session is not None:
+            return session.plan_release(request) if dry_run else session.release(request)
+        execute = plan_release if dry_run else execute_release
+        return execute(ProgramShell(), hardware, request)
     except GpuMemError as exc:
-        return refuse(str(exc))
-
-
-def _release(request: ReleaseRequest, *, dry_run: bool, shell: Shell | None) -> ReleaseAnswer:
-    session = find_session() if shell is None else None
-    if session is not None:
-        if dry_run:
-            return ReleaseAnswer(plan=session.plan_release(request))
-        return ReleaseAnswer(report=session.release(request))
-    shell, hardware = shell or ProgramShell(), detect_hardware()
-    try:
-        if dry_run:
-            return ReleaseAnswer(plan=plan_release(shell, hardware, request))
-        return ReleaseAnswer(report=execute_release(shell, hardware, request))
+        return str(exc)
     finally:
-        hardware.close()
-
-
-def refuse(reason: str) -> bytes:
-    """Return an encoded ``ReleaseAnswer`` by which nothing was changed."""
-    return encode_json(ReleaseAnswer(refusal=reason))
+        if session is None:
+            hardware.close()

@@ -12,53 +12,36 @@ from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
-import msgspec
-
 from gpumemwidget.errors import BadInputError, UnknownNameError, describe_exception
-from gpumemwidget.model.encoding import encode_json
 from gpumemwidget.model.processes import Outcome, ProcessState, RemoteRelease
-from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseRequest
+from gpumemwidget.model.releases import ReleaseRequest
 from gpumemwidget.remote.reader.collector import Collector, Source
 
 #: Seconds within which a process has to begin, and seconds that it has to end a release.
 BEGIN_S = 5.0
 END_S = 60.0
-_BUSY = "it is busy, or does not answer: try again when its task has ended"
-_NOT_ASKED = "interrupted before it was asked: nothing was changed"
-_NOT_KNOWN = "what became of it is not known"
-_INTERRUPTED = f"interrupted before it answered: {_NOT_KNOWN}"
-#: ``@rank0``, ``@engine 3``, ``@all``.
-_ADDRESS = re.compile(r"@?\s*(?P<role>[a-z]+)\s*(?P<number>\d+)?")
-
-
-class ReleaseOrder(msgspec.Struct, frozen=True):
-    """A request on its way to another process."""
-
-    request: ReleaseRequest
-    #: Only plan.
-    dry_run: bool
-    #: A moment in seconds since the epoch: later nobody waits for the outcome, and nothing may be
-    #: changed. A host whose clock is ahead by more than ``BEGIN_S`` refuses the order.
-    not_after: float
-
-
-class ReleaseAnswer(msgspec.Struct, frozen=True):
-    """An outcome on its way back; exactly one of the fields is given."""
-
-    plan: ReleasePlan | None = None
-    report: ReleaseReport | None = None
-    refusal: str = ""
+_INTERRUPTED = "interrupted before it answered: what became of it is not known"
 
 
 @runtime_checkable
 class ReleasingSource(Protocol):
     """A source whose engine can run code in its processes."""
 
-    def begin_release(self, key: str, order: bytes) -> Future[bytes] | str:
-        """Have a process carry out an encoded ``ReleaseOrder``, without waiting for it.
+    def begin_release(
+        self, key: str, request: ReleaseRequest, *, dry_run: bool, not_after: float
+    ) -> Future[Outcome] | str:
+        """Have a process carry out a release, without waiting for it.
+
+        Args:
+            key: the process.
+            request: the names.
+            dry_run: only plan.
+            not_after: a moment in seconds since the epoch: later nobody waits for the outcome, and
+                nothing may be changed. A host whose clock is ahead by more than ``BEGIN_S``
+                refuses.
 
         Returns:
-            The encoded ``ReleaseAnswer`` that will come; text: why the process can't be asked.
+            The outcome that will come; text: why the process can't be asked.
         """
         ...
 
@@ -70,7 +53,7 @@ def release_elsewhere(
 
     Args:
         collector: has the processes.
-        address: ``"rank0"``, ``"engine 3"``, ``"worker"`` for all of a role, ``"all"``, or a label.
+        address: ``"engine3"``, ``"engine"`` for all of a role, ``"all"``.
         request: the names, as they are called there.
         dry_run: only plan.
 
@@ -99,8 +82,9 @@ def _choose(collector: Collector, address: str) -> list[tuple[ProcessState, Sour
     entries = [entry for entry in collector.list_entries() if entry[0].status == "running"]
     name = address.strip().removeprefix("@").strip()
     if not name:
-        raise BadInputError("name the process: @engine1, @rank0, or @all for all of them")
-    match = _ADDRESS.fullmatch(name)
+        raise BadInputError("name the process: @engine1, or @all for all of them")
+    # ``@engine3``, ``@engine 3``, ``@all``.
+    match = re.fullmatch(r"(?P<role>[a-z]+)\s*(?P<number>\d+)?", name)
     chosen = [
         entry
         for entry in entries
@@ -109,8 +93,6 @@ def _choose(collector: Collector, address: str) -> list[tuple[ProcessState, Sour
         and (match["number"] is None or entry[0].info.number == int(match["number"]))
     ]
     if not chosen:
-        chosen = [entry for entry in entries if name in (entry[0].info.label, entry[0].info.id)]
-    if not chosen:
         known = ", ".join(dict.fromkeys(f"@{_name(state)}" for state, _, _ in entries))
         if not known:
             raise UnknownNameError("no watched process is running")
@@ -118,8 +100,8 @@ def _choose(collector: Collector, address: str) -> list[tuple[ProcessState, Sour
     for state, source, _ in chosen:
         if not isinstance(source, ReleasingSource):
             raise BadInputError(
-                f"@{_name(state)} is only listened to: names are released in the processes of "
-                "ipyparallel, Dask and Ray, which run code for you"
+                f"@{_name(state)} is only listened to: names are released in the engines of "
+                "ipyparallel, which run code for you"
             )
     return chosen
 
@@ -145,7 +127,7 @@ def ask_processes(
     Raises:
         KeyboardInterrupt: a Ctrl-C came while they planned; nothing was changed.
     """
-    asked: list[Future[bytes] | str] = []
+    asked: list[Future[Outcome] | str] = []
     outcomes: list[Outcome] = []
     # By a plan nothing is changed, so one that takes long is not waited for.
     until_s = time.monotonic() + BEGIN_S + (0.0 if dry_run else END_S)
@@ -162,36 +144,36 @@ def ask_processes(
             is_there = isinstance(answer, str) or answer.done()
             outcomes.append(_read(answer) if is_there else _INTERRUPTED)
         # The next one may have been asked already.
-        outcomes += [_INTERRUPTED, *[_NOT_ASKED] * len(places)][: len(places) - len(outcomes)]
+        outcomes += [_INTERRUPTED] * (len(places) - len(outcomes))
         return outcomes, True
     return outcomes, False
 
 
 def _begin(
     source: Source, key: str, request: ReleaseRequest, *, dry_run: bool
-) -> Future[bytes] | str:
+) -> Future[Outcome] | str:
     assert isinstance(source, ReleasingSource)
-    order = ReleaseOrder(request, dry_run, not_after=time.time() + BEGIN_S)
     try:
-        return source.begin_release(key, encode_json(order))
+        not_after = time.time() + BEGIN_S
+        return source.begin_release(key, request, dry_run=dry_run, not_after=not_after)
     except Exception as exc:  # noqa: BLE001 - other processes may have released theirs
         return f"{source.name} could not be asked ({describe_exception(exc)})"
 
 
-def _wait_for(answer: Future[bytes] | str, until_s: float, *, dry_run: bool) -> Outcome:
+def _wait_for(answer: Future[Outcome] | str, until_s: float, *, dry_run: bool) -> Outcome:
     if not isinstance(answer, str):
         wait([answer], max(0.0, until_s - time.monotonic()))
+        if not answer.done() and dry_run:
+            return "it is busy, or does not answer: try again when its task has ended"
         if not answer.done():
-            silent = f"no answer within {BEGIN_S + END_S:.0f} s: {_NOT_KNOWN}"
-            return _BUSY if dry_run else silent
+            return f"no answer within {BEGIN_S + END_S:.0f} s: what became of it is not known"
     return _read(answer)
 
 
-def _read(answer: Future[bytes] | str) -> Outcome:
+def _read(answer: Future[Outcome] | str) -> Outcome:
     if isinstance(answer, str):
         return answer
     try:
-        answered = msgspec.json.decode(answer.result(), type=ReleaseAnswer)
+        return answer.result()
     except Exception as exc:  # noqa: BLE001 - other processes may have released theirs
         return f"it failed there ({describe_exception(exc)})"
-    return answered.report or answered.plan or answered.refusal

@@ -21,32 +21,18 @@ from gpumemwidget.tracing.sources import find_block_sources
 
 
 class ProgramShell:
-    """A program as a ``Shell``: its names are the globals of ``__main__``.
+    """A program as a ``Shell``: its names are the globals of ``__main__``."""
 
-    Args:
-        owner: an object whose attributes are the names instead, such as an actor.
-    """
-
-    def __init__(self, owner: object = None) -> None:
-        self._owner = owner
+    names_hint = "a variable is a global of the program's main module"
 
     @property
     def user_ns(self) -> MutableMapping[str, object]:
-        """The globals of the program, or the attributes of the owner."""
-        return vars(sys.modules["__main__"] if self._owner is None else self._owner)
+        """The globals of the program."""
+        return vars(sys.modules["__main__"])
 
     @user_ns.setter
     def user_ns(self, _namespace: MutableMapping[str, object]) -> None:
         raise AttributeError("a program's globals stay")
-
-    @property
-    def names_hint(self) -> str:
-        """The place of the names, for an error."""
-        return (
-            "a variable is a global of the program's main module"
-            if self._owner is None
-            else "a variable is an attribute of the actor, as model is of self.model"
-        )
 
     def list_user_names(self) -> list[str]:
         """Return the program's own names, but for modules and those with underscores around."""
@@ -106,7 +92,13 @@ def choose_path(to: str | os.PathLike[str] | None, *, script: str, rank: int | N
     if to is not None:
         target = find_target(to, example="runs/first.jsonl")
         if target.suffix != ".jsonl":
-            _refuse_file(to, target)
+            # What was not meant as a folder: ``a.txt`` where no such folder is.
+            given = os.fspath(to)
+            if target.suffix and not target.is_dir() and not given.endswith(os.sep):
+                raise FileError(
+                    f"{given} is no folder, and a recording's name ends in .jsonl: give it that "
+                    f"ending, or write {given}{os.sep} for a new folder"
+                )
             return _find_free(target / f"{stem}-{own}")
         if rank is None:
             return target
@@ -116,18 +108,6 @@ def choose_path(to: str | os.PathLike[str] | None, *, script: str, rank: int | N
         name = f"{stem}-{_stamp(time.time())}-{os.getpid()}{_SUFFIX}"
         return _find_free(find_target(".") / name)
     return _find_free(find_target(f"{stem}-{_stamp(_read_launch_time())}.gpumem") / own)
-
-
-def _refuse_file(to: str | os.PathLike[str], target: Path) -> None:
-    """Refuse what was not meant as a folder: ``""``, or ``a.txt`` where no such folder is."""
-    given = os.fspath(to)
-    if not given:
-        raise FileError("'' is no path: name a file that ends in .jsonl, or a folder")
-    if target.suffix and not target.is_dir() and not given.endswith(os.sep):
-        raise FileError(
-            f"{given} is no folder, and a recording's name ends in .jsonl: give it that ending, or "
-            f"write {given}{os.sep} for a new folder"
-        )
 
 
 def _find_free(path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Write the messages of one recording: to a file, or to the notebooks that follow this process.
+"""Write the messages of one recording, and send their lines in batches: to a file, to notebooks.
 
 Where very many spans end, few are written: of each name and status the one with the highest peak,
 and how many there were.
@@ -7,8 +7,9 @@ and how many there were.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from gpumemwidget.model.cells import Status
 from gpumemwidget.model.devices import (
@@ -34,18 +35,10 @@ from gpumemwidget.remote.messages import (
     SpanEnded,
     Uses,
     encode,
+    is_sample,
 )
 from gpumemwidget.remote.process_log import ProcessLog
-from gpumemwidget.remote.writer.sinks import Sink
 
-#: Of the spans that end within so many seconds the first few are written, and the others counted.
-#: With 30 spans a second of three names the file of eight hours then has some 100 MB of spans.
-_COUNTED_S = 2.0
-_MOST_AT_ONCE = 6
-#: The name of spans that are counted beside those of sixteen names.
-_OTHERS = "other spans"
-#: Seconds after which the process and its peaks are written again: a message may get lost.
-_REPEAT_EVERY_S = 30.0
 #: Maximum number of samples and of spans, the newest, that a new sink gets.
 _MOST_KEPT = 200
 
@@ -72,7 +65,8 @@ class RecordWriter:
         self._sinks = {sink_name: sink}
         # A finalizer may end a span while this thread writes something.
         self._lock = threading.RLock()
-        self._repeat_due_s = _REPEAT_EVERY_S
+        #: When the process and its peaks are written again: a message may get lost.
+        self._repeat_due_s = 30.0
         #: By name and status, the spans that are counted, until when, and the number of spans that
         #: have ended meanwhile.
         self._counted: dict[tuple[str, Status], SpanRecord] = {}
@@ -132,7 +126,7 @@ class RecordWriter:
             self._count_anew(time_s)
             self._write_running()
             if time_s >= self._repeat_due_s:
-                self._repeat_due_s = time_s + _REPEAT_EVERY_S
+                self._repeat_due_s = time_s + 30.0
                 self._write_again(time_s)
 
     def write_use(
@@ -168,13 +162,15 @@ class RecordWriter:
             self._running = running
             self._count_anew(span.start_s + span.duration_s)
             self._n_ended += 1
-            if self._n_ended <= _MOST_AT_ONCE and span.n_unmeasured == 0:
+            # Of those that end within two seconds the first six are written. With 30 spans a second
+            # of three names the file of eight hours then has some 100 MB of spans.
+            if self._n_ended <= 6:
                 self._write(SpanEnded(span))
                 return
             key = span.name, span.status
             if key not in self._counted and len(self._counted) >= 16:
-                key = _OTHERS, span.status
-                span = replace(span, name=_OTHERS, number=None)
+                span = replace(span, name="other spans", number=None)
+                key = span.name, span.status
             earlier = self._counted.get(key)
             self._counted[key] = span if earlier is None else _count_both(earlier, span)
 
@@ -208,7 +204,7 @@ class RecordWriter:
         """Write what was counted, if it is time, and begin anew."""
         if now_s >= self._counted_until_s:
             self._write_counted()
-            self._counted_until_s, self._n_ended = now_s + _COUNTED_S, 0
+            self._counted_until_s, self._n_ended = now_s + 2.0, 0
 
     def _write_counted(self) -> None:
         while self._counted:
@@ -243,12 +239,113 @@ def _count_both(earlier: SpanRecord, later: SpanRecord) -> SpanRecord:
         start_s=min(earlier.start_s, later.start_s),
         duration_s=round(earlier.duration_s + later.duration_s, 6),
         n_spans=earlier.n_spans + later.n_spans,
-        n_unmeasured=earlier.n_unmeasured + later.n_unmeasured,
     )
 
 
 def _sum_peaks(span: SpanRecord) -> int:
-    """Return the peaks of all GPUs together, or the host's; -1 for a span without a measurement."""
+    """Return the peaks of all GPUs together, or the host's."""
     peaks = [device.allocated.peak_bytes for device in span.devices if device.device != HOST]
     host = [device.reserved.peak_bytes for device in span.devices if device.device == HOST]
-    return sum(peak or 0 for peak in peaks or host) if span.devices else -1
+    return sum(peak or 0 for peak in peaks or host)
+
+
+# -- Sinks -----------------------------------------------------------------------------------------
+
+#: Maximum number of bytes that wait where nothing can be sent: some minutes of samples.
+_MAX_WAITING_BYTES = 1024 * 1024
+#: Maximum seconds to wait for what is sent at the end.
+_CLOSE_S = 2.0
+
+
+class Sink(Protocol):
+    """Takes the lines of a recording. It must not wait: a span may end in any thread."""
+
+    def write(self, line: bytes) -> None:
+        """Take a line."""
+        ...
+
+    def close(self) -> None:
+        """Take no more lines. May be called twice."""
+        ...
+
+
+class BatchSink:
+    """Sends lines together, on a thread of its own: neither a task nor a program's end waits.
+
+    What can't be sent is kept, within bounds: where too much waits, the samples are dropped, and
+    if they are few the older half of all lines.
+
+    Attributes:
+        on_failure: is called with what ``send`` raises.
+
+    Args:
+        send: sends some lines. What it raises is no failure of the sink: it is called with the same
+            lines again when the next ones have come.
+        every_s: the seconds in which lines gather.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[bytes], object],
+        *,
+        every_s: float = 0.5,
+    ) -> None:
+        self._send = send
+        self._every_s = every_s
+        self.on_failure: Callable[[Exception], object] = lambda _: None
+        self._lock = threading.Lock()
+        #: The lines that wait, and their bytes; then the batch that is on its way.
+        self._lines: list[bytes] = []
+        self._n_bytes = 0
+        self._batch = b""
+        self._wake = threading.Event()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gpumemwidget-sending", daemon=True)
+        self._thread.start()
+
+    @property
+    def has_sent_all(self) -> bool:
+        """True where nothing waits."""
+        return not (self._lines or self._batch)
+
+    def write(self, line: bytes) -> None:
+        """Take a line; nothing is done once this is closed."""
+        if self._closed.is_set():
+            return
+        with self._lock:
+            self._lines.append(line)
+            self._n_bytes += len(line)
+            if self._n_bytes > _MAX_WAITING_BYTES:
+                kept = [line for line in self._lines if not is_sample(line)]
+                if sum(map(len, kept)) > _MAX_WAITING_BYTES / 2:
+                    kept = kept[len(kept) // 2 :]
+                self._lines, self._n_bytes = kept, sum(map(len, kept))
+        self._wake.set()
+
+    def close(self) -> None:
+        """Send what waits, and give up after some seconds. May be called twice."""
+        self._closed.set()
+        self._wake.set()
+        self._thread.join(_CLOSE_S)
+
+    def _run(self) -> None:
+        is_closed = False
+        while not is_closed:
+            self._wake.wait()
+            is_closed = self._closed.wait(self._every_s)
+            self._wake.clear()
+            try:
+                while self._take_batch():
+                    self._send(self._batch)
+                    self._batch = b""
+            except Exception as exc:  # noqa: BLE001 - the receiver may be gone for a while
+                self.on_failure(exc)
+
+    def _take_batch(self) -> bool:
+        """Take what waits, unless the batch before could not be sent; return if there is any."""
+        if not self._batch:
+            with self._lock:
+                self._batch = b"".join(self._lines)
+                self._lines.clear()
+                self._n_bytes = 0
+        return bool(self._batch)

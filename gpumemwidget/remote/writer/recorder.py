@@ -29,8 +29,7 @@ from gpumemwidget.model.processes import ProcessInfo, ProcessRole
 from gpumemwidget.oom.detection import find_oom
 from gpumemwidget.recording.running_cell import find_first_line
 from gpumemwidget.recording.sampler import Clock, Sampler
-from gpumemwidget.remote.message_files import MessageFile
-from gpumemwidget.remote.messages import MAX_BITS
+from gpumemwidget.remote.messages import MAX_BITS, MessageFile
 from gpumemwidget.remote.writer.program import (
     ProgramShell,
     choose_path,
@@ -38,23 +37,14 @@ from gpumemwidget.remote.writer.program import (
     name_program,
     read_rank,
 )
-from gpumemwidget.remote.writer.record_writer import RecordWriter
-from gpumemwidget.remote.writer.sinks import BatchSink, Sink
+from gpumemwidget.remote.writer.record_writer import BatchSink, RecordWriter, Sink
 from gpumemwidget.remote.writer.spans import OpenSpan, Spans
 from gpumemwidget.session.interrupts import run_to_end
 from gpumemwidget.session.oom_watch import OomWatch
 from gpumemwidget.session.session import find_session
 
-#: Seconds between two samples.
-_INTERVAL_S = 0.1
-#: Maximum number of characters of the line of the error that ended a program.
-_MAX_ERROR = 1000
-#: Maximum number of cards of OOMs that are written within a minute.
-_CARDS_A_MINUTE = 8
 #: Makers of recordings: the program itself, ``gpumemwidget run``, an engine.
 Maker: TypeAlias = Literal["program", "run", "engine"]
-#: A name with a number, as in ``span("epoch 3")``.
-_NUMBERED = re.compile(r"(.*\S)\s+(\d{1,15})")
 
 
 class Recorder:
@@ -123,16 +113,17 @@ class Recorder:
         self._n_steps = 0
         #: The device and the request of the OOM that was written last, until another span begins.
         self._last_oom: object = None
-        #: When the last cards were written, in seconds since the recording began.
-        self._cards_s: deque[float] = deque(maxlen=_CARDS_A_MINUTE)
+        #: When the last cards were written, in seconds since the recording began: at most so many
+        #: are written within a minute.
+        self._cards_s: deque[float] = deque(maxlen=8)
         self._ooms = OomWatch(ProgramShell(), self._hardware, self.report)
         self._sampler = Sampler(
             self._read,
             clock=self._clock,
             on_sample=self._write_sample,
             on_error=lambda exc: self.report("sampling the memory", exc),
-            interval_s=_INTERVAL_S,
-            idle_interval_s=_INTERVAL_S,
+            interval_s=0.1,
+            idle_interval_s=0.1,
         )
 
     def start(self, *, counts_steps: bool) -> None:
@@ -240,7 +231,9 @@ class Recorder:
             sign = find_oom(error)
             key = None if sign is None else (sign.where, sign.device, sign.requested_bytes)
             now_s = self.now()
-            is_flood = len(self._cards_s) == _CARDS_A_MINUTE and now_s - self._cards_s[0] < 60.0
+            is_flood = (
+                len(self._cards_s) == self._cards_s.maxlen and now_s - self._cards_s[0] < 60.0
+            )
             if key is None or key == self._last_oom or (is_flood and not is_last):
                 return
             self._last_oom = key
@@ -439,7 +432,7 @@ def describe_end(error: BaseException | None) -> str:
         status = code & 0xFF if isinstance(code, int) else 1
         return f"exit status {status}" if status else ""
     line = "" if error is None else describe_exception(error)
-    return line if len(line) <= _MAX_ERROR else f"{line[: _MAX_ERROR - 1]}…"
+    return line if len(line) <= 1000 else f"{line[:999]}…"
 
 
 #: The recorders of this process, at most one of each maker.
@@ -473,7 +466,9 @@ class MeasuredSpan:
     """
 
     def __init__(self, name: str, number: int | None = None) -> None:
-        if number is None and (numbered := _NUMBERED.fullmatch(str(name))) is not None:
+        # A name with a number, as in ``span("epoch 3")``.
+        numbered = re.fullmatch(r"(.*\S)\s+(\d{1,15})", str(name))
+        if number is None and numbered is not None:
             name, number = numbered[1], int(numbered[2])
         self._name, self._number = name, number
         #: Recorders with the span that began in each, for every open block.

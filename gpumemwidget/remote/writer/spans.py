@@ -14,14 +14,11 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.errors import BusyError
 from gpumemwidget.model.cells import Status
 from gpumemwidget.model.devices import Reading
 from gpumemwidget.model.processes import RunningSpan, SpanRecord
 from gpumemwidget.recording.running_cell import RunningCell, build_record, lift_peaks
-
-#: Maximum number of spans that are open at once and measured; others are counted. Where spans lie
-#: side by side, the end of one looks at all that began later: some 100 µs for so many.
-_MAX_OPEN = 200
 
 
 @dataclass(slots=True, eq=False)
@@ -30,8 +27,7 @@ class OpenSpan:
 
     running: RunningSpan
     lane: Hashable
-    #: ``None`` where it is counted alone, as too many others were open when it began.
-    cell: RunningCell | None
+    cell: RunningCell
     #: The highest peaks, and the most lanes, that were noted while it was the one that began last.
     ends: tuple[Reading, ...] = ()
     n_lanes: int = 0
@@ -83,13 +79,16 @@ class Spans:
 
         Raises:
             BackendError: the memory can't be read.
+            BusyError: too many spans are open.
         """
         lane = threading.get_ident() if lane is None else lane
         with self._lock:
             if self._is_closed:
                 return None
-            if len(self._open) >= _MAX_OPEN:
-                return OpenSpan(RunningSpan(name, self._now(), number), lane, None)
+            # Where spans lie side by side, the end of one looks at all that began later: some 100
+            # µs for so many.
+            if len(self._open) >= 200:
+                raise BusyError("200 spans are open, and those beyond are not recorded")
             before = self._end_stretch()
             running = RunningSpan(name, self._now(), number)
             cell = RunningCell(
@@ -116,17 +115,6 @@ class Spans:
             if span.has_ended or self._is_closed:
                 return None
             span.has_ended = True
-            if span.cell is None:
-                running, duration_s = span.running, max(0.0, self._now() - span.running.start_s)
-                return SpanRecord(
-                    running.name,
-                    running.start_s,
-                    round(duration_s, 6),
-                    status,
-                    devices=(),
-                    number=running.number,
-                    n_unmeasured=1,
-                )
             try:
                 after = self._end_stretch()
             finally:
