@@ -34,8 +34,7 @@ if TYPE_CHECKING:
         InteractiveShell,
     )
 
-    from gpumemwidget.jupyter.cards import LeakCards, OomCards
-    from gpumemwidget.jupyter.memtrace import Outputs
+    from gpumemwidget.jupyter.outputs import LeakCards, OomCards, Outputs
     from gpumemwidget.session.session import Session
 
 

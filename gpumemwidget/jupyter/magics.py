@@ -529,7 +529,7 @@ class MemMagics(Magics):
 
         Example: %memdiff 4 9
         """
-        from gpumemwidget.comparing.compare import compare, find_cells  # noqa: PLC0415 - when used
+        from gpumemwidget.comparing import compare, find_cells  # noqa: PLC0415 - when used
 
         if len(args.cells) not in (0, 2):
             raise BadInputError("%memdiff takes the numbers of two cells, or nothing")

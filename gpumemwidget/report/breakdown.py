@@ -13,8 +13,7 @@ from gpumemwidget.model.breakdowns import (
 )
 from gpumemwidget.model.devices import HOST, ChildProcess
 from gpumemwidget.model.ownership import MemoryKind
-from gpumemwidget.report.charts.bar import DeviceBar, tabulate_tools
-from gpumemwidget.report.charts.segments import plot_segments
+from gpumemwidget.report.charts.device import DeviceBar, plot_segments, tabulate_tools
 from gpumemwidget.report.render.blocks import (
     MOST_ROWS_OF_ALL,
     Block,

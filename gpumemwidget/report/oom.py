@@ -12,7 +12,7 @@ from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ooms import OomCard, OomEvent, Remedy, RemedyKind
 from gpumemwidget.model.ownership import Owned
 from gpumemwidget.model.releases import ReleaseReport
-from gpumemwidget.report.charts.bar import DeviceBar
+from gpumemwidget.report.charts.device import DeviceBar
 from gpumemwidget.report.prediction import describe_remedy
 from gpumemwidget.report.release import describe_stays, word_remnant, word_stop
 from gpumemwidget.report.render.blocks import (

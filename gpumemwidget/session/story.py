@@ -17,8 +17,7 @@ from gpumemwidget.report.cell import report_ledger
 from gpumemwidget.report.charts.timeline import draw_counters
 from gpumemwidget.report.leaks import report_leaks
 from gpumemwidget.report.oom import report_oom
-from gpumemwidget.report.page import render_story
-from gpumemwidget.report.redaction import Redaction
+from gpumemwidget.report.page import Redaction, render_story
 from gpumemwidget.report.render.blocks import Block, Cell, Column, Note, Table
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.wording import name_record

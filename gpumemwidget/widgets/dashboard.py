@@ -40,21 +40,21 @@ from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.stat import report_stat
 from gpumemwidget.session.leak_watch import LeakWatch
 from gpumemwidget.session.session import Session
-from gpumemwidget.widgets.device_panel import DevicePanel, DeviceUseHistory
 from gpumemwidget.widgets.feed import Feed
 from gpumemwidget.widgets.lab import SIDE_MIME, LabLink
-from gpumemwidget.widgets.outgoing import Outgoing, encode
 from gpumemwidget.widgets.page import (
     CELL_PAUSE_S,
     Message,
+    Outgoing,
     Page,
+    encode,
     read_css,
     read_esm,
     read_plotly,
 )
+from gpumemwidget.widgets.panels import DevicePanel, DeviceUseHistory, VariablesPanel
 from gpumemwidget.widgets.processes_panel import ProcessesPanel
 from gpumemwidget.widgets.progress_line import NOTHING
-from gpumemwidget.widgets.variables_panel import VariablesPanel
 
 #: IPython publishes no types for these.
 _display: Any = display

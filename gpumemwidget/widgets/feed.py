@@ -31,8 +31,7 @@ from gpumemwidget.recording.history import thin_samples
 from gpumemwidget.recording.monitor import Monitor
 from gpumemwidget.recording.running_cell import RunningCell
 from gpumemwidget.report.leaks import describe_leak, mark_leak, note_running_leak
-from gpumemwidget.widgets.page import Message
-from gpumemwidget.widgets.viewers import Viewers
+from gpumemwidget.widgets.page import Message, Viewers
 
 #: Name of a view that is on its way: the cell that shows it still runs, or its page is being loaded
 #: anew. It speaks up as soon as it can be heard.

@@ -22,8 +22,7 @@ from comm import create_comm, get_comm_manager
 
 from gpumemwidget.model.devices import HOST, DeviceInfo, Reading, Sample
 from gpumemwidget.session.session import Session
-from gpumemwidget.widgets.page import Message, describe_failure, schedule_on_main
-from gpumemwidget.widgets.viewers import Viewers
+from gpumemwidget.widgets.page import Message, Viewers, describe_failure, schedule_on_main
 
 #: By which pages find the comm. ``labextension/src/link.ts`` has the same.
 _TARGET = "gpumemwidget"

@@ -32,8 +32,13 @@ from gpumemwidget.recording.files import find_target, write_whole
 from gpumemwidget.report.oom import describe_cached, describe_released, judge_now
 from gpumemwidget.report.render.wording import join_words
 from gpumemwidget.session.session import Session
-from gpumemwidget.widgets.outgoing import Outgoing
-from gpumemwidget.widgets.page import Message, describe_failure, read_static, run_when_idle
+from gpumemwidget.widgets.page import (
+    Message,
+    Outgoing,
+    describe_failure,
+    read_static,
+    run_when_idle,
+)
 from gpumemwidget.widgets.progress_line import pass_progress
 
 #: Maximum number of cards with buttons, the newest.

@@ -15,7 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
 import gpumemwidget
-from gpumemwidget.comparing.compare import Comparison, compare, list_growth
+from gpumemwidget.comparing import Comparison, compare, list_growth
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.comparisons import ComparedRow, ComparedTotal
 from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount

@@ -13,8 +13,7 @@ from hypothesis import given, reject
 from hypothesis import strategies as st
 
 import gpumemwidget
-from gpumemwidget.comparing.compare import Comparison, compare
-from gpumemwidget.comparing.totals import compare_sides
+from gpumemwidget.comparing import Comparison, compare, compare_sides
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.cells import CellDevice, CellRecord, Span
 from gpumemwidget.model.devices import HOST

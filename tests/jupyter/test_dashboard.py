@@ -29,7 +29,7 @@ _FRAMES_BYTES = 4_000
 def page(shell: Any, monkeypatch: pytest.MonkeyPatch) -> Page:
     # A busy machine may take longer for what is exact here.
     monkeypatch.setattr("gpumemwidget.ownership.account.LIST_BUDGET_S", 60.0)
-    monkeypatch.setattr("gpumemwidget.widgets.variables_panel._SUM_BUDGET_S", 60.0)
+    monkeypatch.setattr("gpumemwidget.widgets.panels._SUM_BUDGET_S", 60.0)
     shell.run_line_magic("load_ext", "gpumemwidget")
     shell.user_ns["torch"] = torch
     return Page(shell)

@@ -14,7 +14,7 @@ from gpumemwidget.errors import BackendError
 from gpumemwidget.model.cells import Span
 from gpumemwidget.model.devices import ChildProcess, Sample
 from gpumemwidget.recording.monitor import Monitor
-from gpumemwidget.widgets.device_panel import DeviceUseHistory, describe_children
+from gpumemwidget.widgets.panels import DeviceUseHistory, describe_children
 from tests.browser.stage import MIB, Stage
 from tests.clock import ManualClock
 from tests.jupyter.page import Page

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpumemwidget.jupyter.memtrace import MemtraceLine
+from gpumemwidget.jupyter.outputs import MemtraceLine
 from gpumemwidget.model.traces import TraceRequest
 
 

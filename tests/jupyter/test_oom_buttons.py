@@ -18,7 +18,7 @@ import pytest
 import torch
 from IPython.utils.capture import capture_output
 
-from gpumemwidget.jupyter.cards import show_card
+from gpumemwidget.jupyter.outputs import show_card
 from gpumemwidget.model.ooms import OomCard, Remedy
 from gpumemwidget.model.predictions import PredictedRemedy
 from gpumemwidget.progress import Stage, report_progress

@@ -13,7 +13,7 @@ import pytest
 
 from gpumemwidget.session.session import current_session
 from gpumemwidget.widgets.oom_buttons import CardButtons
-from gpumemwidget.widgets.outgoing import MAX_KEPT, MAX_KEPT_CHARS, Outgoing
+from gpumemwidget.widgets.page import MAX_KEPT, MAX_KEPT_CHARS, Outgoing
 from tests.jupyter.cards import add_card
 from tests.jupyter.page import Message, Page, unpack_rows
 from tests.report.oom_examples import make_card

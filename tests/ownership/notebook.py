@@ -13,7 +13,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.jupyter.references import IPythonShell
+from gpumemwidget.jupyter.extension import IPythonShell
 from gpumemwidget.model.ownership import Cure, Variable
 from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseRequest
 from gpumemwidget.ownership.account import list_variables

@@ -24,8 +24,8 @@ from gpumemwidget.report.breakdown import report_breakdown
 from gpumemwidget.report.cell import report_ledger
 from gpumemwidget.report.leaks import report_leaks
 from gpumemwidget.report.oom import report_oom
+from gpumemwidget.report.page import Redaction
 from gpumemwidget.report.processes import report_processes
-from gpumemwidget.report.redaction import Redaction
 from gpumemwidget.report.render.markup import clean
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.stat import report_stat

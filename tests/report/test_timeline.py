@@ -8,11 +8,11 @@ import re
 import pytest
 
 from gpumemwidget.model.traces import Layer, Origin, Timeline
-from gpumemwidget.report.charts.figures import figure_trace
 from gpumemwidget.report.charts.timeline import (
     TimelineChart,
     choose_ticks,
     choose_top,
+    figure_trace,
     thin_timeline,
 )
 from tests.report.examples import GIB, HOSTILE, MIB

@@ -18,9 +18,8 @@ from gpumemwidget.remote.message_files import MessageReader, list_recordings
 from gpumemwidget.remote.messages import Began, Message
 from gpumemwidget.remote.reader.collector import Collector
 from gpumemwidget.remote.reader.gpus import find_skews, share_gpus
-from gpumemwidget.report.page import render_story
+from gpumemwidget.report.page import Redaction, render_story
 from gpumemwidget.report.processes import name_process, report_processes
-from gpumemwidget.report.redaction import Redaction
 from gpumemwidget.report.render.output import Report
 
 #: Seconds of silence after which a process without an end counts as lost: it writes something
