@@ -260,7 +260,6 @@ PEAK = "allocated at the peak"
 PROCESS_PEAKS = "at the processes' peaks"
 #: The peaks of their spans, which have no sum: they are figures of different moments.
 _SPAN_PEAKS = "peaks of spans"
-_REST: _Key = ("not attributed", "")
 #: The end of a label that was given a number, as others are equal to it.
 _NUMBER = re.compile(r" \(no\. \d+\)\Z")
 
@@ -277,7 +276,7 @@ class Total:
     def __post_init__(self) -> None:
         """Add what the rows leave of the total."""
         if self.n_bytes is not None and (rest_bytes := self.n_bytes - self.rows.total()):
-            self.rows[_REST] += rest_bytes
+            self.rows[("not attributed", "")] += rest_bytes
 
 
 def compare_sides(a: Side, b: Side) -> tuple[ComparedTotal, ...]:

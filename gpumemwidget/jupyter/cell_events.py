@@ -38,11 +38,6 @@ if TYPE_CHECKING:
     from gpumemwidget.session.session import Session
 
 
-#: How far ``execution_count`` is beyond the running cell's number: IPython counts the cell at its
-#: start from 9.8 on, and at its end before.
-_COUNTED_AT_START = int(ipython_version[:2] >= (9, 8))
-
-
 @dataclass(slots=True, eq=False)
 class _Run:
     """One call of ``run_cell`` that has not returned."""
@@ -216,8 +211,9 @@ class CellEvents:
     def _start(self, info: Any, *, partial: bool) -> None:
         self._ooms.start()
         with self._reporting("recording a cell's start"):
+            # IPython counts the cell at its start from 9.8 on, and at its end before.
             self._monitor.start_cell(
-                execution_count=self._shell.execution_count - _COUNTED_AT_START,
+                execution_count=self._shell.execution_count - int(ipython_version[:2] >= (9, 8)),
                 cell_id=getattr(info, "cell_id", None),
                 source=info.raw_cell,
                 partial=partial,

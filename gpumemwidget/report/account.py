@@ -133,10 +133,6 @@ class Node:
         return sorted(parts, key=lambda part: -part.n_bytes)
 
 
-#: Share of a row's bytes below which the parts of one of its parts are not listed.
-_LEAST_SHARE = 0.01
-
-
 @dataclass(frozen=True, slots=True)
 class Line:
     """A line of an opened tree: a node, or what was left out among the parts of one."""
@@ -167,7 +163,8 @@ def list_lines(root: Node, *, levels: int | None, most: int | None) -> Iterator[
         level = line.level + 1
         if line.node is None or (levels is not None and level >= levels):
             continue
-        if levels is not None and line.node.n_bytes < _LEAST_SHARE * root.n_bytes:
+        # A part with less than a hundredth of its row is not opened.
+        if levels is not None and line.node.n_bytes < 0.01 * root.n_bytes:
             continue
         parts = line.node.open()
         # A line that says "1 more" would take the room of that one.
@@ -236,9 +233,6 @@ def _sum_bytes(entries: Iterable[Entry]) -> int:
 
 # -- The rows --------------------------------------------------------------------------------------
 
-#: Name of the row of tensors that no variable, module or running function leads to, as in a
-#: device's breakdown.
-_NO_VARIABLE = "no variable"
 
 _TENSOR_KINDS = frozenset(
     {"parameter", "gradient", "optimizer state", "buffer", "saved for backward", "tensor"}
@@ -284,7 +278,8 @@ def _find_row(owned: Owned) -> tuple[Row, tuple[str, ...]]:
         steps = tuple(rest) if begin == row else owned.steps
         return Row(row, is_path=True, is_variable=True), steps
     if owned.kind in _TENSOR_KINDS:
-        return Row(_NO_VARIABLE), owned.steps
+        # No variable, module or running function leads to them; a breakdown says the same.
+        return Row("no variable"), owned.steps
     name = name_one_kind(owned.kind, owned.device)
     return Row(name), () if owned.steps in ((owned.kind,), (name,)) else owned.steps
 

@@ -25,10 +25,6 @@ from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.text import SHORT_WIDTH, cut_middle
 from gpumemwidget.units import format_bytes, format_change
 
-#: Maximum number of rows that a table shows.
-_MOST = 30
-#: Change on the host, in bytes, up to which it says nothing.
-_HOST_SLACK_BYTES = 1024**2
 _SAME = "No change, or on the host less than 1 MiB"
 #: Text that is no markup of Markdown, and the characters that may be some.
 _PLAIN = re.compile(r"(?:[^\W_]|[ .,()'/-]|:(?=\d))*")
@@ -49,7 +45,7 @@ def _list_tables(a_name: str, b_name: str, totals: Sequence[ComparedTotal]) -> I
     blank = [Cell("")] * 4
     for total in filter(_is_shown, totals):
         listed = list(map(_list_cells, total.rows))
-        rows = bound_items(listed, lambda words: (Cell(words), *blank), _MOST)
+        rows = bound_items(listed, lambda words: (Cell(words), *blank), 30)
         if total.change_bytes is not None:
             sums = bytes_cell(total.a_bytes), bytes_cell(total.b_bytes)
             change = Cell(format_change(total.change_bytes), tone="strong")
@@ -87,7 +83,8 @@ def _list_notes(
 def _is_shown(total: ComparedTotal) -> bool:
     """Return whether a figure has changed by more than the host's always does."""
     largest_bytes = max((abs(row.change_bytes) for row in total.rows), default=0)
-    return largest_bytes >= (_HOST_SLACK_BYTES if total.device == HOST else 1)
+    # The host's memory always changes a little.
+    return largest_bytes >= (1024**2 if total.device == HOST else 1)
 
 
 def _name_total(total: ComparedTotal) -> str:

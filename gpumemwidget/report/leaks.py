@@ -39,9 +39,6 @@ from gpumemwidget.report.render.wording import count, join_words
 from gpumemwidget.report.why import word_fix
 from gpumemwidget.units import format_bytes, format_change
 
-#: Number of runs or steps left from which the forecast is left out: nobody makes so many.
-_MAX_LEFT = 100_000
-
 
 def report_leak(leak: Leak, *, name: str = "", released: Sequence[str] = ()) -> Report:
     """Report a leak in a sentence, with what cuts it.
@@ -223,7 +220,8 @@ def _describe_growth(leak: Leak) -> str:
 def _describe_evidence(leak: Leak) -> str:
     held = _describe_holders(leak.holders)
     text = f"{_describe_tensors(leak)}{_describe_line(leak)}, held by {held}."
-    if leak.n_left is not None and leak.n_left < _MAX_LEFT:
+    # Nobody makes more runs or steps.
+    if leak.n_left is not None and leak.n_left < 100_000:
         text += f" Memory runs out in about {count(leak.n_left, leak.unit)}."
     return text
 

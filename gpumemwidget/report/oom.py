@@ -48,9 +48,6 @@ from gpumemwidget.report.render.wording import (
 )
 from gpumemwidget.units import format_bytes
 
-#: Owners with less than one part in this many get no row, unless there are no others.
-_SMALLEST_PART = 1000
-
 #: For remedies that name nothing: what the first line calls it, what to do, and the line to type
 #: (``""`` if there is none, or if it depends on the error).
 _REMEDIES: dict[RemedyKind, tuple[str, str, str]] = {
@@ -206,7 +203,8 @@ def _tabulate_owners(card: OomCard) -> Table:
     named = sum(owned.n_bytes for owned in owners)
     if whole is None or whole < named:
         whole = max(card.owned_bytes or 0, named)
-    owners = [owned for owned in owners if _SMALLEST_PART * owned.n_bytes >= whole] or owners
+    # Owners with less than a thousandth get no row, unless there are no others.
+    owners = [owned for owned in owners if 1000 * owned.n_bytes >= whole] or owners
     parts = [(*_name_owner(owned), owned.n_bytes) for owned in owners]
     if rest := whole - sum(owned.n_bytes for owned in owners):
         parts.append((Cell("everything else", tone="muted"), "", rest))

@@ -22,8 +22,6 @@ from gpumemwidget.report.render.output import Report
 # -- The page --------------------------------------------------------------------------------------
 
 
-#: Maximum size of a page, in bytes: what is beyond it is left out from the end, and named.
-_MAX_BYTES = 3_000_000
 _STYLE = (
     ":root{color-scheme:light dark}body{font:14px/1.5 system-ui,sans-serif;margin:24px auto;"
     "max-width:1100px;padding:0 16px}h1{font-size:1.4em}h2{border-top:1px solid #8884;"
@@ -52,7 +50,8 @@ def render_story(
     for heading, report in sections:
         part = f"<section><h2>{html.escape(heading)}</h2>{report.html}</section>\n"
         n_bytes += len(part.encode("utf-8", "replace"))
-        if n_bytes > _MAX_BYTES:
+        # What is beyond 3 MB is left out from the end, and named.
+        if n_bytes > 3_000_000:
             left_out.append(heading)
         else:
             parts.append(part)

@@ -44,8 +44,6 @@ from gpumemwidget.report.render.wording import count
 from gpumemwidget.report.trace import list_unit, name_file
 from gpumemwidget.units import format_bytes, format_change
 
-#: Owners with less than one part in this many of their kind are not shown.
-_SMALLEST_PART = 50
 _VERDICTS = {True: "fits", False: "does not fit", None: "too close to say"}
 _CODE_NOTE = (
     "Nothing was computed on the device: the step ran on tensors without memory, and PyTorch's "
@@ -206,7 +204,8 @@ def _tabulate_owners(record: PredictionRecord) -> Table:
     ranked = sorted(by_kind.items(), key=lambda pair: -sum(owner.n_bytes for owner in pair[1]))
     for kind, owners in ranked:
         n_bytes = sum(owner.n_bytes for owner in owners)
-        shown = [owner for owner in owners[:FEW] if _SMALLEST_PART * owner.n_bytes >= n_bytes]
+        # Owners with less than a fiftieth of their kind are not shown.
+        shown = [owner for owner in owners[:FEW] if 50 * owner.n_bytes >= n_bytes]
         first, *others = [
             (owner.path or "—", bytes_cell(owner.n_bytes), _word_origin(owner))
             for owner in shown or owners[:1]

@@ -56,10 +56,6 @@ from gpumemwidget.units import format_bytes, format_change
 #: Names of rows that are no variables, so that nothing is set to ``None``.
 _ROW_NAME = re.compile(rf"Out\[.*\]|_{{1,3}}|{LAST_EXCEPTION}", re.DOTALL)
 
-#: Changes below this are due to the measuring itself, unless some were planned.
-_NOISE_BYTES = 1024
-#: Minimum number of cached bytes given back that the summary names; the details have all.
-_MIN_EMPTIED_BYTES = 1024**2
 _NOTHING = DeviceBytes()
 
 _REASONS = {
@@ -281,12 +277,13 @@ def _word_freed(
 
 def _word_emptied(steps: Sequence[ReleaseStep]) -> str:
     """Return what GPUs were given back by emptying PyTorch's cache; ``""`` if that is little."""
+    # The details have less than 1 MiB, too.
     given = [
         (device, n_bytes)
         for step in steps
         if step.kind is ReleaseStepKind.EMPTY_CACHE
         for device, n_bytes in step.reserved_freed_bytes
-        if device != HOST and n_bytes >= _MIN_EMPTIED_BYTES
+        if device != HOST and n_bytes >= 1024**2
     ]
     return format_device_bytes(DeviceBytes(tuple(given)))
 
@@ -383,7 +380,8 @@ def _drop_noise(
     freed: Iterable[tuple[str, int]], planned: DeviceBytes = _NOTHING
 ) -> dict[str, int]:
     """Return what was freed on each device, small changes being 0 where nothing was planned."""
+    # Smaller changes are due to the measuring itself, unless some were planned.
     return {
-        device: 0 if abs(n_bytes) < _NOISE_BYTES and not planned.on(device) else n_bytes
+        device: 0 if abs(n_bytes) < 1024 and not planned.on(device) else n_bytes
         for device, n_bytes in freed
     }

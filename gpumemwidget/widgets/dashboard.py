@@ -59,10 +59,6 @@ from gpumemwidget.widgets.progress_line import NOTHING
 #: IPython publishes no types for these.
 _display: Any = display
 _new_handle: Any = DisplayHandle
-#: Number of cells in the dashboard's static copy, the last ones.
-_N_STATIC_CELLS = 10
-#: Selectors of the elements that make the static copy below them needless: the view, or the note.
-_VIEWS = ".gmd,.gml-note"
 #: JupyterLab, Notebook 7 and nbconvert give an output the class ``jp-OutputArea-child``, and what
 #: it draws ``jp-OutputArea-output``; that of a widget which can't be drawn has ``jupyter-widgets``.
 #: While JupyterLab still loads the widget, the copy waits a moment, so that nothing flickers.
@@ -235,7 +231,8 @@ class Dashboard(anywidget.AnyWidget):
     def _describe_copy(self) -> dict[str, str]:
         static = self._report_static()
         copy_class = f"gmw-copy-{self.dashboard_id}"
-        style = _COPY_STYLE.substitute(copy=copy_class, view=_VIEWS)
+        # The view, or the note that it is beside the notebook, makes the copy needless.
+        style = _COPY_STYLE.substitute(copy=copy_class, view=".gmd,.gml-note")
         html = f'<div class="{copy_class}"><style>{style}</style>{static.html}</div>'
         return {"text/html": html, "text/plain": static.text}
 
@@ -245,7 +242,7 @@ class Dashboard(anywidget.AnyWidget):
         cells = report_ledger(
             ledger.records,
             dropped=ledger.dropped,
-            n_shown=_N_STATIC_CELLS,
+            n_shown=10,
             leaks=self._growth.list_leaks_by_cell(),
         )
         taken = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self._monitor.clock.wall()))

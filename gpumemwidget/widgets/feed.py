@@ -36,13 +36,11 @@ from gpumemwidget.widgets.page import Message, Viewers
 #: Name of a view that is on its way: the cell that shows it still runs, or its page is being loaded
 #: anew. It speaks up as soon as it can be heard.
 _EXPECTED = "expected"
-#: How much of the past goes with the state: bytes of rows, and cells.
+#: Bytes of rows that go with the state.
 _MAX_ROWS_BYTES = 96 * 1024
-_MAX_CELLS = 100
 
 _N_COUNTERS = 4
 _UNKNOWN = (math.nan,) * _N_COUNTERS
-_FIGURE_BYTES = 8
 
 
 @dataclass(slots=True)
@@ -171,14 +169,14 @@ class Feed:
         """
         monitor, clock = self._monitor, self._monitor.clock
         devices, columns = self._describe_devices(), monitor.history.devices()
-        max_rows = _MAX_ROWS_BYTES // (_FIGURE_BYTES * (1 + _N_COUNTERS * len(columns)))
+        max_rows = _MAX_ROWS_BYTES // (8 * (1 + _N_COUNTERS * len(columns)))
         samples = [*thin_samples(monitor.history.samples(since_s), max_rows)]
         with self._lock:
             # What came while the samples were thinned, which takes too long to do it here.
             newest_s = samples[-1].time_s if samples else -math.inf
             samples += [s for s in monitor.history.samples(newest_s) if s.time_s > newest_s]
             running = monitor.running
-            records = monitor.ledger.records[-_MAX_CELLS:]
+            records = monitor.ledger.records[-100:]
             leaks = self._list_leaks()
             snapshot = {
                 "seq": self._seq,

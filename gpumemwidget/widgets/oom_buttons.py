@@ -41,8 +41,6 @@ from gpumemwidget.widgets.page import (
 )
 from gpumemwidget.widgets.progress_line import pass_progress
 
-#: Maximum number of cards with buttons, the newest.
-_MAX_CARDS = 20
 _GONE = "This is not what it was at the error: the command beside it releases what is there now."
 
 #: ``gone``: what it was about is not there any more.
@@ -120,7 +118,7 @@ class CardButtons(anywidget.AnyWidget):
         ]
         with self._lock:
             self._cards[name] = buttons
-            while len(self._cards) > _MAX_CARDS:
+            while len(self._cards) > 20:
                 del self._cards[next(iter(self._cards))]
         self._send_cards()
 

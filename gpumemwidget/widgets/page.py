@@ -48,9 +48,6 @@ Message = dict[str, Any]
 #: Seconds to wait after a cell, as cells often come in a row (Run All).
 CELL_PAUSE_S = 0.3
 _STATIC = Path(__file__).parent / "static"
-_STYLES = ("dashboard.css", "device.css", "processes.css")
-#: A third of the size in some 15 ms; the best level takes twice as long for 3% more.
-_GZIP_LEVEL = 4
 #: A module that unpacks another: nbclient saves a widget's script with the notebook.
 _PACKED = Template("""\
 const bytes = Uint8Array.from(atob("$packed"), (char) => char.charCodeAt(0));
@@ -85,11 +82,13 @@ def read_css() -> str:
     looks = (
         f'.gmd [data-look="{look}"] {{ --look: var(--{name_class(look)}) }}' for look in PART_COLORS
     )
-    return "\n".join([f".gmd {{ {colors} }}", *map(read_static, _STYLES), *looks, ""])
+    sheets = map(read_static, ("dashboard.css", "device.css", "processes.css"))
+    return "\n".join([f".gmd {{ {colors} }}", *sheets, *looks, ""])
 
 
 def _compress(name: str) -> bytes:
-    return gzip.compress((_STATIC / name).read_bytes(), compresslevel=_GZIP_LEVEL, mtime=0)
+    # A third of the size in some 15 ms; the best level takes twice as long for 3% more.
+    return gzip.compress((_STATIC / name).read_bytes(), compresslevel=4, mtime=0)
 
 
 def read_static(name: str) -> str:
@@ -253,8 +252,6 @@ _T = TypeVar("_T")
 #: Seconds of silence after which a viewer that could be heard is gone: views speak up every 10, and
 #: pages after each cell.
 _LOST_AFTER_S = 25.0
-#: Maximum number of viewers that are remembered, those that spoke last.
-_MAX_VIEWERS = 200
 
 
 class Viewers(Generic[_T]):
@@ -282,7 +279,8 @@ class Viewers(Generic[_T]):
         self.said[name] = said
         self._due_s.pop(name, None)
         self._due_s[name] = now_s + _LOST_AFTER_S if self._speak_when_idle else math.inf
-        while len(self._due_s) > _MAX_VIEWERS:
+        # Those that spoke last are remembered.
+        while len(self._due_s) > 200:
             silent = next(iter(self._due_s))
             del self._due_s[silent]
             self.said.pop(silent, None)

@@ -45,8 +45,6 @@ from gpumemwidget.widgets.progress_line import pass_progress
 _SUM_BUDGET_S = 2.0
 #: Maximum number of variables in a message: a page takes seconds to lay out more.
 _MOST_VARIABLES = 500
-#: Rows and parts in one message, but for the user's names; for more parts the page asks.
-_MOST_ROWS = 500
 _MOST_PARTS = 100
 #: Paths that are shown of those that a text is found in.
 _MOST_FOUND = 200
@@ -215,7 +213,8 @@ class AccountTree:
         listed: list[int] = []
         rest: list[Node] = []
         for number, (row, node) in enumerate(self._nodes[: self._n_rows]):
-            if number < _MOST_ROWS or row.name in names or number == last:
+            # The user's names are all sent.
+            if number < 500 or row.name in names or number == last:
                 listed.append(number)
             else:
                 rest.append(node)
@@ -340,12 +339,6 @@ def _describe_variables(variables: Sequence[Variable]) -> Message:
 # -- Devices ---------------------------------------------------------------------------------------
 
 
-#: Minimum number of seconds between two questions to the drivers; a sampler's tick may be early.
-_ASK_EVERY_S = 0.95
-#: Maximum number of moments that a page which joins gets.
-_MAX_MOMENTS = 900
-#: Seconds that the walk through the user's objects may take.
-_WALK_BUDGET_S = 0.5
 #: Maximum number of children in a message.
 _MAX_CHILDREN = 50
 
@@ -404,7 +397,7 @@ class DevicePanel:
         self._send({"kind": "device", **attempt(partial(self._describe, devices))})
 
     def _describe(self, devices: Collection[str]) -> Message:
-        taken = self._session.breakdown(budget_s=_WALK_BUDGET_S)
+        taken = self._session.breakdown(budget_s=0.5)
         return {
             "wall_s": self._monitor.clock.wall(),
             "breakdowns": [
@@ -427,7 +420,7 @@ class DeviceUseHistory:
         self._now: list[Message] = []
         #: For each moment its time, and for each GPU the bytes in use, how busy it was, and the
         #: bytes that this process had there outside PyTorch.
-        self._moments: deque[tuple[float, dict[str, list[int | None]]]] = deque(maxlen=_MAX_MOMENTS)
+        self._moments: deque[tuple[float, dict[str, list[int | None]]]] = deque(maxlen=900)
         self._lock = threading.Lock()
 
     def send(self) -> bool:
@@ -448,7 +441,8 @@ class DeviceUseHistory:
         """Ask the drivers if a second has passed; return whether it has."""
         now_s = self._monitor.clock.now()
         with self._lock:
-            if self._asked_s is not None and now_s - self._asked_s < _ASK_EVERY_S:
+            # A sampler's tick may be early.
+            if self._asked_s is not None and now_s - self._asked_s < 0.95:
                 return False
             self._asked_s = now_s
         hardware = self._monitor.hardware

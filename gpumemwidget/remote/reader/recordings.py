@@ -181,7 +181,7 @@ class Recordings:
         sections = [("Processes", self._report(redaction))]
         for state in states[:32] if len(states) > 1 else ():
             shown, samples = redaction.redact(state), self.find_history(state).samples()
-            one = report_processes([shown], samples=samples, all_spans="")
+            one = report_processes([shown], samples=samples)
             sections.append((name_process(shown.info), one))
         title = f"GPU memory of {'a recording' if is_redacted else self.path.name}"
         return render_story(title, sections, is_redacted=is_redacted)
@@ -196,7 +196,6 @@ class Recordings:
             samples=samples,
             unread=redaction.redact([str(failure) for failure in failures]),
             n_older=self._collector.n_older,
-            this_host=redaction.redact(socket.gethostname()),
         )
 
     def _repr_html_(self) -> str:

@@ -73,7 +73,6 @@ class Processes:
             find_skews(states),
             unread=self.list_unread(),
             n_older=self.collector.n_older,
-            all_spans="",
         )
 
     def report_spans(self) -> Report:

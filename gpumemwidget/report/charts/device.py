@@ -18,7 +18,7 @@ from itertools import accumulate
 from typing import ClassVar
 
 from gpumemwidget.device_parts import list_releasable_ranges
-from gpumemwidget.model.breakdowns import Breakdown, BreakdownPart, PartKey, SegmentMap
+from gpumemwidget.model.breakdowns import Breakdown, BreakdownPart, SegmentMap
 from gpumemwidget.model.devices import HOST, Block
 from gpumemwidget.report.render.blocks import (
     Cell,
@@ -41,12 +41,6 @@ from gpumemwidget.report.render.wording import (
 from gpumemwidget.units import format_bytes
 
 # -- The bar ---------------------------------------------------------------------------------------
-
-
-#: The parts of this process's memory, with what "allocated" may be divided into.
-_OWN_LEAVES: frozenset[PartKey] = OWN_PARTS | {"kind", "unnamed", "rounding"}
-#: Share of the device below which this process's part is drawn a second time.
-_ZOOM_SHARE = 0.5
 
 
 def list_leaves(parts: Iterable[BreakdownPart]) -> Iterator[BreakdownPart]:
@@ -141,9 +135,14 @@ class DeviceBar(Picture):
             legend = h("p.gmw-el", join_html(keys, " "))
             return join_html([title, h("figure.gmw-bg", bar), legend])
         own = _sum_own(self.breakdown) or 0
-        if not 0 < own < _ZOOM_SHARE * total:
+        if not 0 < own < 0.5 * total:
             return h("figure.gmw-bg", bar)
-        shown = [part for part in leaves if {*(part.merged or (part.key,))} <= _OWN_LEAVES]
+        # With what "allocated" may be divided into.
+        shown = [
+            part
+            for part in leaves
+            if {*(part.merged or (part.key,))} <= OWN_PARTS | {"kind", "unnamed", "rounding"}
+        ]
         wedge = h("path", d=f"M0 0H{600 * own / total:.4g}L600 100H0z")
         view = {"viewBox": "0 0 600 100", "preserveAspectRatio": "none", "aria_hidden": "true"}
         enlarged = self._render_bar(shown, own, f"this process's part of {device}", is_small=True)
@@ -197,15 +196,6 @@ class DeviceBar(Picture):
 
 #: The ``viewBox``, stretched to the room that there is.
 _WIDTH, _HEIGHT = 1000, 400
-_MAX_ROWS = 24
-_MIN_ROW_BYTES = 2 * 1024**2
-_ROW_PIXELS = 14
-#: Share of a row's height that is left blank.
-_GAP = 0.14
-#: Minimum distance of the lines between segments, in steps of ``_WIDTH``.
-_LINE_STEPS = 8
-#: Maximum number of pieces in a notebook's HTML; one takes some 130 characters.
-_MAX_PIECES = 380
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +251,7 @@ class SegmentChart(Picture):
             role="img",
             aria_label=f"{self.device}: segments of {total}: {', '.join(sums)}",
             viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
-            height=self.n_rows * _ROW_PIXELS,
+            height=self.n_rows * 14,
             preserveAspectRatio="none",
         )
         words = (
@@ -284,7 +274,8 @@ class SegmentChart(Picture):
 
     @property
     def _height(self) -> float:
-        return _HEIGHT / self.n_rows * (1 - _GAP)
+        # The rest of the row is left blank.
+        return 0.86 * _HEIGHT / self.n_rows
 
     def _place(self, at: int) -> tuple[float, float]:
         """Return the left upper corner of a byte."""
@@ -314,18 +305,20 @@ def _round(number: float) -> str:
 def plot_segments(segment_map: SegmentMap) -> SegmentChart:
     """Return the chart of a device's segments."""
     total = segment_map.reserved_bytes
-    row_bytes = _MIN_ROW_BYTES
-    while row_bytes * _MAX_ROWS < total:
+    row_bytes = 2 * 1024**2
+    while row_bytes * 24 < total:
         row_bytes *= 2
     areas = list(_iter_areas(segment_map))
     # Two of a thousand steps can be seen.
     min_bytes = row_bytes * 2 // _WIDTH
     pieces = list(_join_small(areas, min_bytes))
-    while len(pieces) > _MAX_PIECES:
+    # A piece takes some 130 characters of a notebook's HTML.
+    while len(pieces) > 380:
         min_bytes = min_bytes * 3 // 2
         pieces = list(_join_small(areas, min_bytes))
     sums = _sum_looks(areas)
-    line_bytes = max(min_bytes, row_bytes * _LINE_STEPS // _WIDTH)
+    # Lines between segments are at least 8 of ``_WIDTH`` steps apart.
+    line_bytes = max(min_bytes, row_bytes * 8 // _WIDTH)
     ends = accumulate(segment.n_bytes for segment in segment_map.segments)
     following = zip(ends, segment_map.segments[1:], strict=False)
     return SegmentChart(

@@ -45,13 +45,6 @@ _WIDTH, _HEIGHT = 1000, 400
 _N_COUNTERS_STRETCHES, _N_STRETCHES = 30, 200
 #: Maximum number of charts of counters in a report: each takes a part of the screen's height.
 MOST_CHARTS = 16
-#: Maximum number of ticks of a scale.
-_N_TICKS = 5
-#: Reserved memory may be this many times as high as the peak and still be on the scale.
-_MAX_RESERVED_HEIGHT = 2
-#: Share of the time that is drawn beyond its end: what the last line left behind would have no
-#: width.
-_END_SHARE = 0.03
 #: Minimum length of a chart in seconds: no clock is finer.
 _MIN_SPAN_S = 1e-9
 
@@ -62,7 +55,7 @@ _MIN_SPAN_S = 1e-9
 def choose_ticks(top: int) -> list[int]:
     """Return 0 and multiples of the smallest power of two that gives few of them up to the top."""
     step = 1
-    while top // step >= _N_TICKS:
+    while top // step >= 5:
         step *= 2
     return [*range(0, top + 1, step)]
 
@@ -74,7 +67,7 @@ def choose_top(timeline: Timeline) -> int:
     would be too thin to see.
     """
     high = max(timeline.allocated_bytes, default=0) or 1
-    return min(max(high, *timeline.reserved_bytes), _MAX_RESERVED_HEIGHT * high)
+    return min(max(high, *timeline.reserved_bytes), 2 * high)
 
 
 def _find_place(value: float, top: float) -> float:
@@ -300,7 +293,8 @@ class TimelineChart(Picture):
         ]
         # What comes after the cell's end is left out: the trace ends a little later.
         end_s = max(self.duration_s, timeline.times_s[timeline.peak], _MIN_SPAN_S)
-        end_s *= 1 + _END_SHARE
+        # A little beyond the end: what the last line left behind would have no width.
+        end_s *= 1.03
         peak_x = _find_place(timeline.times_s[timeline.peak], end_s)
         peak = f"peak {format_bytes(timeline.allocated_bytes[timeline.peak])}"
         # Near an edge the figure stands to the other side of its moment.
@@ -381,11 +375,6 @@ def _render_key(key: str, label: str, remark: Html | None, n_bytes: int) -> Html
 # -- plotly's figure, to zoom into and to save -----------------------------------------------------
 
 
-_DEVICE_PIXELS = 280
-#: Maximum number of characters of a line's code in the legend.
-_MAX_CODE = 32
-
-
 def figure_trace(trace: CellTrace) -> Figure:
     """Return a traced cell over time, a chart for each device.
 
@@ -403,7 +392,7 @@ def figure_trace(trace: CellTrace) -> Figure:
     for row, device in enumerate(devices, 1):
         _add_device(figure, device, row)
     figure.update_layout(
-        height=60 + _DEVICE_PIXELS * len(devices),
+        height=60 + 280 * len(devices),
         hovermode="x unified",
         # Without a background it can be read on a light and on a dark page.
         paper_bgcolor="rgba(0,0,0,0)",
@@ -436,7 +425,7 @@ def _add_device(figure: Figure, device: DeviceTrace, row: int) -> None:
 
     for band in list_bands(timeline):
         # plotly would take `%{` for its own, and shows `&quot;` as it is.
-        code = escape(cut(band.layer.text or "", _MAX_CODE)).replace("&quot;", '"')
+        code = escape(cut(band.layer.text or "", 32)).replace("&quot;", '"')
         name = f"{escape(band.label)} · {format_bytes(band.at_peak_bytes)}"
         name += f"<br><i>{code.replace('%{', '%&#123;')}</i>" if code else ""
         add(name, band.layer.held_bytes, BAND_COLORS[band.key], device.device)

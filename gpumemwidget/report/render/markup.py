@@ -29,12 +29,6 @@ from gpumemwidget.report.render.palette import (
     name_class,
 )
 
-# Emoji and several scripts are written with these two; they move nothing else.
-_HARMLESS_FORMAT = frozenset("\u200c\u200d")
-
-# Control, format, surrogate, line and paragraph separator.
-_ACTING = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
-
 
 def clean(text: str) -> str:
     r"""Return a user's text on one line, without characters that act on a terminal or a page.
@@ -52,7 +46,10 @@ def clean(text: str) -> str:
 def _clean_character(character: str) -> str:
     if character in "\t\n\r":
         return " "
-    if character in _HARMLESS_FORMAT or unicodedata.category(character) not in _ACTING:
+    # Emoji and several scripts are written with these two joiners, which move nothing else.
+    is_joiner = character in "\u200c\u200d"
+    # Control, format, surrogate, line and paragraph separator.
+    if is_joiner or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Zl", "Zp"):
         return character
     return character.encode("unicode_escape").decode("ascii")
 
@@ -104,9 +101,6 @@ def escape(text: str) -> str:
     """Return a text cleaned and escaped, for a body and for a quoted attribute."""
     return html.escape(clean(text))
 
-
-#: A sentence that shows only where the style sheet, which hides it, is stripped.
-_UNTRUSTED = "Trust this notebook to see the chart."
 
 _EDGE = f"1px solid {NEUTRAL_COLOR}8c"
 
@@ -178,7 +172,8 @@ def _read_name(name: str) -> tuple[str, str, str]:
     return tag, start, style
 
 
-UNTRUSTED_NOTE = h("p.gmw-no", _UNTRUSTED)
+#: Shows only where the style sheet, which hides it, is stripped.
+UNTRUSTED_NOTE = h("p.gmw-no", "Trust this notebook to see the chart.")
 
 
 def render_share(share: float, class_: str) -> Html:
