@@ -15,6 +15,7 @@ from gpumemwidget.model.leaks import (
 )
 from gpumemwidget.model.ooms import Remedy
 from gpumemwidget.model.ownership import FixKind
+from gpumemwidget.report.release import word_fix
 from gpumemwidget.report.render.blocks import (
     FEW,
     MOST_ROWS,
@@ -36,7 +37,6 @@ from gpumemwidget.report.render.markup import clean
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.text import SHORT_WIDTH, cut, cut_middle
 from gpumemwidget.report.render.wording import count, join_words
-from gpumemwidget.report.why import word_fix
 from gpumemwidget.units import format_bytes, format_change
 
 

@@ -35,9 +35,9 @@ from IPython.display import DisplayHandle, display
 
 from gpumemwidget.remote.reader.watching import Processes
 from gpumemwidget.report.cell import report_ledger
+from gpumemwidget.report.devices import report_stat
 from gpumemwidget.report.render.blocks import Note
 from gpumemwidget.report.render.output import Report
-from gpumemwidget.report.stat import report_stat
 from gpumemwidget.session.leak_watch import LeakWatch
 from gpumemwidget.session.session import Session
 from gpumemwidget.widgets.feed import Feed

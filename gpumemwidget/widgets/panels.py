@@ -30,10 +30,9 @@ from gpumemwidget.model.ownership import MemoryAccount, Variable
 from gpumemwidget.model.releases import ReleaseRequest
 from gpumemwidget.recording.monitor import Monitor
 from gpumemwidget.report.account import Node, Row, list_rows, word_account_note
-from gpumemwidget.report.breakdown import report_breakdown
-from gpumemwidget.report.release import report_release
+from gpumemwidget.report.devices import report_breakdown
+from gpumemwidget.report.release import report_explanation, report_release
 from gpumemwidget.report.render.wording import name_one_kind, word_driver_failure
-from gpumemwidget.report.why import report_explanation
 from gpumemwidget.session.whole_devices import DeviceBreakdowns
 from gpumemwidget.widgets.page import CELL_PAUSE_S, Message, Page, attempt, describe_failure
 from gpumemwidget.widgets.progress_line import pass_progress

@@ -20,9 +20,8 @@ from gpumemwidget.model.ownership import DeviceBytes
 from gpumemwidget.model.releases import ReleaseReport, ReleaseStepKind, StopKind
 from gpumemwidget.recording.running_cell import has_only_own_magics
 from gpumemwidget.report.cell import report_cell_line, report_ledger
-from gpumemwidget.report.release import report_plan, report_release
+from gpumemwidget.report.release import report_explanation, report_plan, report_release
 from gpumemwidget.report.render.output import Report
-from gpumemwidget.report.why import report_explanation
 
 MEMTRACE_TAKES = (
     "%memtrace takes on, off, or --load FILE with --lines; other options go above a cell, with "

@@ -19,7 +19,7 @@ from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseReque
 from gpumemwidget.ownership.account import list_variables
 from gpumemwidget.releasing.plan import plan_release
 from gpumemwidget.releasing.release import execute_release
-from gpumemwidget.report.why import list_commands
+from gpumemwidget.report.release import list_commands
 
 
 @dataclass

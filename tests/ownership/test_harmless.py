@@ -15,8 +15,7 @@ import pytest
 
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.ownership.why import explain
-from gpumemwidget.report.release import report_plan
-from gpumemwidget.report.why import report_explanation
+from gpumemwidget.report.release import report_explanation, report_plan
 from tests.ownership.notebook import Notebook
 
 #: The processes import torch, which takes long beside others.
