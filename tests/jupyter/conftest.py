@@ -58,6 +58,15 @@ def make_machine(
     return partial(Machine, shell, monkeypatch, capsys)
 
 
+@pytest.fixture
+def cells(make_machine: Callable[..., Machine]) -> Machine:
+    """A shell with the extension, on a simulated GPU that is in use."""
+    cells = make_machine()
+    cells.allocator.touch(0)
+    cells.run("%load_ext gpumemwidget\nimport gpumemwidget")
+    return cells
+
+
 @pytest.fixture(scope="session")
 def session_notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     # A Jupyter client may be missing where no test wants a kernel, as on a machine for GPU tests.

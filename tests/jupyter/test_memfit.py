@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,14 +21,9 @@ seen = []
 
 
 @pytest.fixture
-def cells(make_machine: Callable[..., Machine]) -> Iterator[Machine]:
-    cells = make_machine()
-    cells.allocator.touch(0)
-    cells.run(f"%load_ext gpumemwidget\nimport gpumemwidget\n{_MODEL}")
-
-    yield cells
-
-    cells.run("%unload_ext gpumemwidget")
+def cells(cells: Machine) -> Machine:
+    cells.run(_MODEL)
+    return cells
 
 
 # -- The card --------------------------------------------------------------------------------------
@@ -153,8 +147,8 @@ def test_a_line_of_another_cell_is_named_by_its_number(cells: Machine) -> None:
     refused = cells.run("%%memfit --on T4\nsave(model(x))")
     told = cells.run("%%memfit --on T4\nread(model(x))")
 
-    assert "(line 2 of In [2])." in refused
-    assert "line 5 of In [2]: a value" in told
+    assert "(line 2 of In [3])." in refused
+    assert "line 5 of In [3]: a value" in told
 
 
 # -- How it compares -------------------------------------------------------------------------------

@@ -111,22 +111,6 @@ def test_the_session_is_saved_as_a_page(
     assert line.startswith(f"can't write {tmp_path / 'oom-3.html'}: No space left on device")
 
 
-def test_a_page_is_not_saved_into_a_deleted_folder(
-    page: _Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The button says why, and what to do."""
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    add_card(page.buttons, "one", _make_card())
-
-    page.click("one")
-
-    state, (line,) = page.read("one")
-    assert state == "failed"
-    assert line.startswith("'oom.html' leads nowhere, as the current folder was deleted: ")
-
-
 def _fail_to_write(*_: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -347,20 +331,6 @@ def test_unloading_ends_the_buttons(page: _Page, shell: Any) -> None:
     assert page.buttons.comm is None
     assert page.shell.user_ns["big"] is not None
     page.buttons.close()
-
-
-def test_terminal_shows_the_text_alone(
-    shell: Any, page: _Page, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """There is nothing to click in it."""
-    before = page.buttons.describe()
-
-    capsys.readouterr()
-    show_card(make_card(), current_session())
-    out = capsys.readouterr().out
-
-    assert out.startswith("You are about 1.40 GiB short.")
-    assert page.buttons.describe() == before
 
 
 def test_buttons_stand_in_the_rows_of_their_ways_beside_a_prediction(
