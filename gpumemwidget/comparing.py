@@ -64,19 +64,12 @@ class Comparison(ShowsReport):
     @property
     def rows(self) -> tuple[ComparedRow, ...]:
         """Return what differs in the figure that has changed most, of a GPU if one has."""
-        return () if self._largest is None else self._largest.rows
+        return next((total.rows for total in self.totals if total.rows), ())
 
     @property
-    def change_bytes(self) -> int | None:
-        """Return by how much that figure has changed: the sum of ``rows``.
-
-        ``None``: spans alone have changed, whose peaks have no sum.
-        """
-        return 0 if self._largest is None else self._largest.change_bytes
-
-    @property
-    def _largest(self) -> ComparedTotal | None:
-        return next((total for total in self.totals if total.rows), None)
+    def change_bytes(self) -> int:
+        """Return by how much that figure has changed: the sum of ``rows``."""
+        return sum(row.change_bytes for row in self.rows)
 
     def list_growth(self, share: float) -> list[str]:
         """Return why a peak has grown, or may have; see ``list_growth``."""
@@ -258,8 +251,6 @@ _Key: TypeAlias = "tuple[str, str]"
 PEAK = "allocated at the peak"
 #: The sum of the peaks of recorded processes, a row for each of them.
 PROCESS_PEAKS = "at the processes' peaks"
-#: The peaks of their spans, which have no sum: they are figures of different moments.
-_SPAN_PEAKS = "peaks of spans"
 #: The end of a label that was given a number, as others are equal to it.
 _NUMBER = re.compile(r" \(no\. \d+\)\Z")
 
@@ -270,7 +261,7 @@ class Total:
 
     device: str
     measure: str
-    n_bytes: int | None  #: ``None``: it is not known, or the rows have no sum
+    n_bytes: int | None  #: ``None``: it is not known
     rows: Counter[_Key] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -298,26 +289,23 @@ def compare_sides(a: Side, b: Side) -> tuple[ComparedTotal, ...]:
         raise BadInputError(
             "the two have no figure in common: compare two of a kind, or a prediction with its run"
         )
-    # Spans that are the same have no sum to show.
-    found = [total for total in totals if total.rows or total.measure != _SPAN_PEAKS]
-    return tuple(sorted(found, key=_rank_total))
-
-
-def _rank_total(total: ComparedTotal) -> tuple[bool, bool, int]:
-    change_bytes = total.change_bytes
-    return total.device == HOST, change_bytes is None, -abs(change_bytes or 0)
+    return tuple(
+        sorted(
+            totals,
+            key=lambda t: (t.device == HOST, t.change_bytes is None, -abs(t.change_bytes or 0)),
+        )
+    )
 
 
 def _find(totals: dict[_Key, Total], device: str, measure: str, *, is_whole: bool) -> Total:
     """Return a side's total; 0 bytes if it is known not to use the GPU, else unknown."""
     is_unused = is_whole and device != HOST and all(device != used for used, _ in totals)
-    n_bytes = 0 if is_unused and measure != _SPAN_PEAKS else None
-    return totals.get((device, measure)) or Total(device, measure, n_bytes)
+    return totals.get((device, measure)) or Total(device, measure, 0 if is_unused else None)
 
 
 def _compare(device: str, measure: str, a: Total, b: Total) -> ComparedTotal:
     rows: list[ComparedRow] = []
-    if None not in (a.n_bytes, b.n_bytes) or measure == _SPAN_PEAKS:
+    if None not in (a.n_bytes, b.n_bytes):
         rows = [
             ComparedRow(*key, a.rows.get(key), b.rows.get(key))
             for key in {**a.rows, **b.rows}
@@ -488,25 +476,16 @@ def _name_part(part: BreakdownPart, whole: BreakdownPart) -> _Key:
 
 
 def _divide_processes(states: Sequence[ProcessState]) -> Iterator[Total]:
-    """Yield the peaks of all processes on each device, and those of their spans on each GPU."""
+    """Yield the peaks of all processes on each device."""
     peaks: dict[str, dict[_Key, int | None]] = {}
-    spans: dict[str, Counter[_Key]] = {}
     for name, state in name_processes(states).items():
         for peak in state.peaks:
             n_bytes = peak.reserved_bytes if peak.device == HOST else peak.allocated_bytes
             peaks.setdefault(peak.device, {})[name, ""] = n_bytes
-        for span in state.spans:
-            for part in span.devices:
-                n_bytes = part.allocated.peak_bytes
-                if part.device != HOST and n_bytes is not None:
-                    rows = spans.setdefault(part.device, Counter())
-                    rows[name, span.name] = max(rows[name, span.name], n_bytes)
     for device, figures in peaks.items():
         known = Counter({key: n_bytes for key, n_bytes in figures.items() if n_bytes is not None})
         n_bytes = known.total() if len(known) == len(figures) else None
         yield Total(device, PROCESS_PEAKS, n_bytes, known)
-    for device, rows in spans.items():
-        yield Total(device, _SPAN_PEAKS, None, rows)
 
 
 def name_processes(states: Sequence[ProcessState]) -> dict[str, ProcessState]:

@@ -40,16 +40,15 @@ def report_comparison(a_name: str, b_name: str, totals: Sequence[ComparedTotal])
 
 
 def _list_tables(a_name: str, b_name: str, totals: Sequence[ComparedTotal]) -> Iterator[Table]:
-    """Yield a table for each figure that has changed, with its sum if it has one."""
+    """Yield a table for each figure that has changed, with its sum."""
     columns = (Column("what", "words"), *number_columns(a_name, b_name, "change"))
     blank = [Cell("")] * 4
     for total in filter(_is_shown, totals):
         listed = list(map(_list_cells, total.rows))
         rows = bound_items(listed, lambda words: (Cell(words), *blank), 30)
-        if total.change_bytes is not None:
-            sums = bytes_cell(total.a_bytes), bytes_cell(total.b_bytes)
-            change = Cell(format_change(total.change_bytes), tone="strong")
-            rows += ((Cell("in all", tone="strong"), *sums, change, Cell("")),)
+        sums = bytes_cell(total.a_bytes), bytes_cell(total.b_bytes)
+        change = Cell(format_change(total.change_bytes), tone="strong")
+        rows += ((Cell("in all", tone="strong"), *sums, change, Cell("")),)
         where = [Column("where", "code", last="wrap")] * any(row.where for row in total.rows)
         shown = (*columns, *where)
         yield Table(_name_total(total), shown, [(cells[: len(shown)],) for cells in rows])
@@ -58,7 +57,7 @@ def _list_tables(a_name: str, b_name: str, totals: Sequence[ComparedTotal]) -> I
 def _list_notes(
     a_name: str, b_name: str, totals: Sequence[ComparedTotal], quote: Callable[[str], str]
 ) -> list[str]:
-    """Return sentences on the figures that have no table, and on those without a sum."""
+    """Return sentences on the figures that have no table."""
     groups: dict[str, list[str]] = {}
     for total in totals:
         name, n_bytes = quote(_name_total(total)), total.a_bytes
@@ -73,8 +72,6 @@ def _list_notes(
             name += f" ({format_bytes(n_bytes)})"
         if not _is_shown(total):
             groups.setdefault(words, []).append(name)
-        elif total.change_bytes is None:
-            groups["Peaks of spans have no sum"] = ["they are of different moments"]
     if not any(map(_is_shown, totals)):
         groups.pop(_SAME, None)
     return [f"{words}: {'; '.join(names)}." for words, names in groups.items()]
@@ -110,8 +107,8 @@ def describe_comparison(
     named = [_describe_row(row, quote) for row in largest.rows[:FEW]]
     if len(largest.rows) > FEW:
         named.append(f"{len(largest.rows) - FEW} more")
-    amount = "" if largest.change_bytes is None else f"{format_change(largest.change_bytes)} "
-    return f"{amount}{quote(_name_total(largest))}: {'; '.join(named)}"
+    amount = format_change(largest.change_bytes)
+    return f"{amount} {quote(_name_total(largest))}: {'; '.join(named)}"
 
 
 def tabulate_comparison(a_name: str, b_name: str, totals: Sequence[ComparedTotal]) -> str:
