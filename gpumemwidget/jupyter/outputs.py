@@ -96,17 +96,15 @@ class MemtraceLine:
         """Return the lines of a cell without the magic's."""
         found = _split_head(lines, self._parse)
         self._take_request(None if found is None else found[0])
-        return lines if found is None else self._remove(lines, found[1])
-
-    def _remove(self, lines: list[str], n_head: int) -> list[str]:
+        if found is None:
+            return lines
+        n_head = found[1]
         # IPython has removed the indentation that all lines shared; the body may have more of it.
         body = textwrap.dedent("".join(lines[n_head:])).splitlines(keepends=True)
         first = next((line for line in body if not line.isspace()), "")
         if first.startswith("%%"):
             # Another cell magic, which IPython looks for in the first line only.
-            body = body[body.index(first) :]
-            again = _split_head(body, self._parse)
-            return body if again is None else self._remove(body, again[1])
+            return body[body.index(first) :]
         # An empty line in its stead, so that a traceback names the lines that the notebook shows.
         return ["\n" * n_head, *body]
 

@@ -483,15 +483,9 @@ class _AccountTable:
 
 
 def _find_words(row: Row, node: Node) -> str:
-    """Return the words that describe all of a row without a name, if they begin alike."""
+    """Return the words that describe all of a row without a name, if they are the same."""
     words = {steps for steps, _ in node.entries} if not row.is_path else set()
-    if len(words) == 1:
-        return cut_middle("".join(words.pop()), LONG_WIDTH)
-    if len({steps[:1] for steps in words}) != 1 or any(len(steps) != 2 for steps in words):
-        return ""
-    (begin, _), *_ = words
-    ends = sorted(end.removeprefix(": ") for _, end in words)
-    return f"{begin}: {join_words(ends, FEW)}"
+    return cut_middle("".join(words.pop()), LONG_WIDTH) if len(words) == 1 else ""
 
 
 def _list_library_arrays(

@@ -103,8 +103,7 @@ def _name_place(device: PredictionDevice) -> str:
 
 
 def _describe_need(record: PredictionRecord) -> str:
-    room, total = record.device.available_bytes, record.device.total_bytes
-    needs = record.reserved
+    room, needs = record.device.available_bytes, record.reserved
     if room is None:
         return 'there is no GPU here to compare with: name one, --on T4 (in code: on="T4")'
     if record.fits is None:
@@ -113,9 +112,7 @@ def _describe_need(record: PredictionRecord) -> str:
     if needs.expected > room:
         more = format_bytes(needs.expected - room)
         return f"{words}, {more} more than the {format_bytes(room)} that PyTorch may reserve"
-    # What is reserved and asleep takes no room.
-    asleep = ", some of it asleep" if total is not None and room > total else ""
-    return f"{words} of the {format_bytes(room)} that PyTorch may reserve{asleep}"
+    return f"{words} of the {format_bytes(room)} that PyTorch may reserve"
 
 
 def _describe_amounts(record: PredictionRecord) -> tuple[Run, ...]:

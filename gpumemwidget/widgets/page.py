@@ -160,8 +160,7 @@ def describe_failure(exc: BaseException) -> str:
 # -- Sending ---------------------------------------------------------------------------------------
 
 
-#: Maximum number of messages that wait for the page's question, and of their characters.
-MAX_KEPT = 1000
+#: Maximum number of characters of the messages that wait for the page's question.
 MAX_KEPT_CHARS = 1 << 20
 
 
@@ -231,9 +230,7 @@ class Outgoing:
         n_chars = len(json.dumps(message, default=str))
         self._kept.append((message, n_chars))
         self._n_chars += n_chars
-        while len(self._kept) > 1 and (
-            len(self._kept) > MAX_KEPT or self._n_chars > MAX_KEPT_CHARS
-        ):
+        while len(self._kept) > 1 and self._n_chars > MAX_KEPT_CHARS:
             self._n_chars -= self._kept.popleft()[1]
 
     def _is_shown(self) -> bool:

@@ -13,7 +13,7 @@ import pytest
 
 from gpumemwidget.session.session import current_session
 from gpumemwidget.widgets.oom_buttons import CardButtons
-from gpumemwidget.widgets.page import MAX_KEPT, MAX_KEPT_CHARS, Outgoing
+from gpumemwidget.widgets.page import MAX_KEPT_CHARS, Outgoing
 from tests.jupyter.cards import add_card
 from tests.jupyter.page import Message, Page, unpack_rows
 from tests.report.oom_examples import make_card
@@ -71,17 +71,15 @@ def test_outside_of_colab_a_message_goes_out_as_it_is() -> None:
 def test_messages_that_nobody_asks_for_are_bounded(in_colab: None) -> None:
     """The oldest go; the newest stays, however large it is."""
     widget, outgoing = _make_outgoing()
-    for number in range(MAX_KEPT + 3):
-        outgoing.send({"seq": number})
+    for letter in "abc":
+        outgoing.send({"text": letter * (MAX_KEPT_CHARS // 3)})
     outgoing.send_kept()
-    outgoing.send({"text": "a" * MAX_KEPT_CHARS})
-    outgoing.send({"text": "b" * MAX_KEPT_CHARS})
+    outgoing.send({"text": "d" * MAX_KEPT_CHARS})
     outgoing.send_kept()
 
-    many, large = (message["messages"] for message, _ in widget.sent)
-
-    assert [message["seq"] for message in many] == [*range(3, MAX_KEPT + 3)]
-    assert [message["text"][0] for message in large] == ["b"]
+    several, large = (message["messages"] for message, _ in widget.sent)
+    assert [message["text"][0] for message in several] == ["b", "c"]
+    assert [message["text"][0] for message in large] == ["d"]
 
 
 def test_state_is_plain_json(page: Page) -> None:
