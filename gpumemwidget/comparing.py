@@ -57,8 +57,6 @@ from gpumemwidget.session.tracer import SNAPSHOT_SUFFIXES
 from gpumemwidget.session.whole_devices import DeviceBreakdowns
 from gpumemwidget.units import format_bytes, format_change
 
-_PREDICTED = "predicted"
-
 
 @dataclass(frozen=True, repr=False)
 class Comparison(ShowsReport):
@@ -98,7 +96,7 @@ def compare(a: object, b: object) -> Comparison:
     """Return two results beside each other: see ``gpumemwidget.compare``."""
     first, second = _read_side(a), _read_side(b)
     names = _name_side(a, first) or "a", _name_side(b, second) or "b"
-    if names[0] == names[1] == _PREDICTED:
+    if names[0] == names[1] == "predicted":
         names = "a", "b"
     sides = make_alike(first, second)
     return Comparison(*names, compare_sides(*sides), sides)
@@ -171,7 +169,7 @@ def _name_side(value: object, side: Side) -> str:
     record = side.record if isinstance(side, CellTrace) else side
     if isinstance(record, CellRecord) and record.execution_count is not None:
         return f"In [{record.execution_count}]"
-    return _PREDICTED if isinstance(record, PredictionRecord) else ""
+    return "predicted" if isinstance(record, PredictionRecord) else ""
 
 
 # -- Growth, for ``--fail-above`` ------------------------------------------------------------------

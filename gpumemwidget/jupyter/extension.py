@@ -214,11 +214,8 @@ _UNDERSCORES = ("_", "__", "___")
 _HIDDEN = "user_ns_hidden: "
 #: The name of ``Out[5]`` in the namespace: ``_5``.
 _OUT_NAME = re.compile(r"_(?P<number>\d+)")
-#: Names that belong to rows alone, though ``globals()`` takes any text.
-_ROW_NAME = re.compile(rf"Out\[.*\]|{LAST_EXCEPTION}", re.DOTALL)
 #: IPython's own names: the inputs, the histories. (Its functions are "hidden" as well.)
 _OWN_NAME = re.compile(r"_i\d+|_i{1,3}|_ih|_oh|_dh|In|Out|_exit_code|_sh|__\w+__")
-_SYS_NAMES = ("last_value", "last_exc", "last_traceback")
 
 
 class IPythonShell:
@@ -268,6 +265,8 @@ class IPythonShell:
         bound it themselves (``for _ in loader``).
         """
         hidden = dict(self._shell.user_ns_hidden)
+        # Names that belong to rows alone, though ``globals()`` takes any text.
+        row_name = re.compile(rf"Out\[.*\]|{LAST_EXCEPTION}", re.DOTALL)
         return [
             name
             for name, value in dict(self.user_ns).items()
@@ -275,7 +274,7 @@ class IPythonShell:
             and not (name in hidden and hidden[name] is value)
             and not _OWN_NAME.fullmatch(name)
             and not _OUT_NAME.fullmatch(name)
-            and not _ROW_NAME.fullmatch(name)
+            and not row_name.fullmatch(name)
             and not (name in _UNDERSCORES and self._is_own_underscore(name, value))
             and not issubclass(type(value), ModuleType)
         ]
@@ -357,7 +356,8 @@ class IPythonShell:
 
     def _list_exception_references(self) -> Iterator[ShellReference]:
         shell = self._shell
-        holders: list[tuple[str, object, str]] = [("sys", sys, name) for name in _SYS_NAMES]
+        names = ("last_value", "last_exc", "last_traceback")
+        holders: list[tuple[str, object, str]] = [("sys", sys, name) for name in names]
         for handler in ("InteractiveTB", "SyntaxTB"):
             # `pdb` is made by the first %debug and keeps the frames that it looked at.
             for name in ("tb", "last_syntax_error", "pdb"):

@@ -64,8 +64,6 @@ from gpumemwidget.units import format_bytes, format_duration
 #: A storage with the steps that lead to it from its node.
 Entry = tuple[tuple[str, ...], Owned]
 
-#: Label of what a node holds besides its named parts: a parameter's data besides its gradient.
-_ITSELF = "itself"
 _NUMBER = re.compile(r"\d+", re.ASCII)
 
 
@@ -182,7 +180,8 @@ def _split(node: Node) -> list[Node]:
     # Only of a row all paths may go on with the same steps.
     shared, entries = _split_shared(node.entries)
     here = [entry for entry in entries if not entry[0]]
-    parts = [Node(shared or _ITSELF, here)] if here else []
+    # A parameter has data of its own besides its gradient.
+    parts = [Node(shared or "itself", here)] if here else []
     by_step: dict[str, list[Entry]] = {}
     for steps, owned in entries:
         if steps:
@@ -289,15 +288,6 @@ def _find_row(owned: Owned) -> tuple[Row, tuple[str, ...]]:
 #: Maximum number of rows, and of parts of one row, unless all are asked for.
 _MAX_PARTS = 20
 
-_FREES_NOTE = Note(
-    "frees: what releasing this row alone gives back. Shared memory stays until all its owners are "
-    "released."
-)
-_BYTES = number_columns("bytes", "share")
-_WHAT = Column("what", "words", last="wrap")
-_COLUMNS = (Column("owner", "code", fold=24), *_BYTES, Column("frees"), _WHAT)
-_COLUMNS_OF_NAMES = (Column("owner", "code", fold=36), *_BYTES, _WHAT)
-
 
 def word_account_note(note: AccountNote) -> str:
     """Return a sentence on memory of tensors that their allocator does not count."""
@@ -341,7 +331,8 @@ def report_account(
     if names:
         blocks.extend(_note_names(account, names, devices, variables))
     elif any(variable.frees_bytes != variable.held_bytes for variable in account.variables):
-        blocks.append(_FREES_NOTE)
+        words = "frees: what releasing this row alone gives back. Shared memory stays until all "
+        blocks.append(Note(f"{words}its owners are released."))
     if account.is_complete:
         blocks.extend(explain_lower_bounds(variable.frees_bytes for variable in account.variables))
     else:
@@ -398,7 +389,11 @@ class _AccountTable:
         groups.append(make_group(self._list_cells(total, self.total_bytes)))
         detail = " (malloc)" if device == HOST else ""
         caption = "owners" if allocated is None else f"{format_bytes(allocated)} allocated{detail}"
-        columns = _COLUMNS_OF_NAMES if self.names else _COLUMNS
+        columns = (
+            Column("owner", "code", fold=36 if self.names else 24),
+            *number_columns("bytes", "share", *[] if self.names else ["frees"]),
+            Column("what", "words", last="wrap"),
+        )
         most = max(MOST_ROWS_OF_ALL, len(groups))
         table = Table(f"{device}: {caption}", columns, groups, most=most)
         if allocated is None:
@@ -420,7 +415,7 @@ class _AccountTable:
         owner = Cell(label, level=line.level)
         if is_row and row.name == UNATTRIBUTED and node.n_bytes:
             owner = Cell(label, tone="bad")
-        elif node.label == _ITSELF or (is_row and not row.is_path):
+        elif node.label == "itself" or (is_row and not row.is_path):
             owner = Cell(label, tone="muted", level=line.level)
         variable = self.variables.get(row.name) if is_row else None
         mark = AT_LEAST_MARK if row.is_path and not self.account.is_complete else ""

@@ -40,7 +40,7 @@ from gpumemwidget.report.render.blocks import (
 from gpumemwidget.report.render.html import CARD_CLASS
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.text import SHORT_WIDTH, cut
-from gpumemwidget.report.render.wording import count
+from gpumemwidget.report.render.wording import count, name_kind
 from gpumemwidget.report.trace import list_unit, name_file
 from gpumemwidget.units import format_bytes, format_change
 
@@ -182,15 +182,6 @@ def _name_line(place: SourcePlace) -> str:
 
 # -- What makes the peak ---------------------------------------------------------------------------
 
-_KIND_NAMES: dict[PredictedKind, str] = {
-    "parameter": "parameters",
-    "gradient": "gradients",
-    "buffer": "buffers",
-    "tensor": "other tensors",
-    "temporary": "temporaries",
-    "workspace": "workspaces",
-}
-
 
 def _tabulate_owners(record: PredictionRecord) -> Table:
     by_kind: dict[PredictedKind, list[PredictedOwner]] = {}
@@ -207,7 +198,8 @@ def _tabulate_owners(record: PredictionRecord) -> Table:
             (owner.path or "—", bytes_cell(owner.n_bytes), _word_origin(owner))
             for owner in shown or owners[:1]
         ]
-        sums = _KIND_NAMES.get(kind, kind), bytes_cell(n_bytes), share_cell(n_bytes, total)
+        name = "temporaries" if kind == "temporary" else name_kind(kind)  # type: ignore[arg-type]
+        sums = name, bytes_cell(n_bytes), share_cell(n_bytes, total)
         groups.append(make_group((*sums, *first), *others))
     columns = (
         *name_columns("what"),

@@ -41,8 +41,6 @@ from gpumemwidget.widgets.page import (
 )
 from gpumemwidget.widgets.progress_line import pass_progress
 
-_GONE = "This is not what it was at the error: the command beside it releases what is there now."
-
 #: ``gone``: what it was about is not there any more.
 State = Literal["ready", "queued", "running", "done", "failed", "gone"]
 
@@ -172,7 +170,8 @@ class CardButtons(anywidget.AnyWidget):
             return
         # A cell may have bound a name anew since the card was shown, or failed in another way.
         if _identify(self._session.shell, button.way) != button.ids:
-            self._show(button, "gone", _GONE)
+            words = "This is not what it was at the error: the command beside it releases what is "
+            self._show(button, "gone", f"{words}there now.")
             return
         self._show(button, "running")
         try:

@@ -24,7 +24,7 @@ from gpumemwidget.model.traces import CellTrace, DeviceTrace, Layer, Origin, Tim
 from gpumemwidget.recording.history import find_extremes
 from gpumemwidget.report.render.blocks import Picture
 from gpumemwidget.report.render.markup import Html, escape, h, join_html
-from gpumemwidget.report.render.palette import BAND_COLORS, N_LINE_BANDS, PEAK_COLOR, RESERVED_COLOR
+from gpumemwidget.report.render.palette import BAND_COLORS, COLORS, N_LINE_BANDS
 from gpumemwidget.report.render.text import LONG_WIDTH, SHORT_WIDTH, cut
 from gpumemwidget.report.render.wording import (
     count,
@@ -429,7 +429,7 @@ def _add_device(figure: Figure, device: DeviceTrace, row: int) -> None:
         name = f"{escape(band.label)} · {format_bytes(band.at_peak_bytes)}"
         name += f"<br><i>{code.replace('%{', '%&#123;')}</i>" if code else ""
         add(name, band.layer.held_bytes, BAND_COLORS[band.key], device.device)
-    add(name_reserved(device.device), timeline.reserved_bytes, RESERVED_COLOR)
+    add(name_reserved(device.device), timeline.reserved_bytes, COLORS["reserved"])
     peak_bytes = timeline.allocated_bytes[timeline.peak]
     figure.add_scatter(
         x=[timeline.times_s[timeline.peak]],
@@ -437,7 +437,7 @@ def _add_device(figure: Figure, device: DeviceTrace, row: int) -> None:
         mode="markers+text",
         text=f"peak {format_bytes(peak_bytes)}",
         textposition="top center",
-        marker={"color": PEAK_COLOR, "size": 8, "symbol": "diamond"},
+        marker={"color": COLORS["peak"], "size": 8, "symbol": "diamond"},
         hoverinfo="skip",
         showlegend=False,
         row=row,

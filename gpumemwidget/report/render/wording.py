@@ -144,10 +144,6 @@ _NAMES: dict[PartKey, str] = {
     "free": "free",
     "cached": "other resident memory",
 }
-_HOST_NAMES: dict[PartKey, str] = {
-    "free": "available",
-    "others": "other processes and the system",
-}
 
 #: The parts that PyTorch's errors call "reserved but unallocated".
 UNALLOCATED: frozenset[PartKey] = frozenset({"pending", "releasable", "fragmented", "pools"})
@@ -186,7 +182,8 @@ def list_merged(keys: Sequence[PartKey], device: str) -> list[str]:
 
 
 def _name_key(key: PartKey, device: str) -> str:
-    names = _HOST_NAMES if device == HOST else {}
+    of_host = {"free": "available", "others": "other processes and the system"}
+    names = of_host if device == HOST else {}
     return names.get(key) or _NAMES.get(key, key)
 
 
