@@ -50,15 +50,6 @@ _PATIENCE_S = 60.0
 
 #: Computes until the test says that it is enough (``Notebook.finish``).
 BUSY = "import pathlib\nwhile not pathlib.Path('enough').exists(): sum(range(100_000))"
-_LIST_CUT_OFF = """
-() => [...document.querySelectorAll(".gmd *")].filter((element) => {
-    const isOther = element.closest(".gmd-report, .gmd-canvas, .gmd-hidden");
-    if (isOther || !element.checkVisibility()) return false;
-    const frame = element.closest(".gmd-scroll") ?? document.querySelector(".gmd");
-    const [own, around] = [element.getBoundingClientRect(), frame.getBoundingClientRect()];
-    return own.width > 0 && (own.right > around.right + 1 || own.left < around.left - 1);
-}).map((element) => element.outerHTML.slice(0, 200))
-"""
 
 
 class Lab:
@@ -169,14 +160,6 @@ class Notebook:
             self._lab.request(f"/api/sessions/{session['id']}", "DELETE")
         self.load()
         self.wait_for_kernel()
-
-    def list_cut_off(self) -> list[str]:
-        """The elements that reach beyond the dashboard, or the list that they are in.
-
-        A report's tables may be wider, and scroll.
-        """
-        found: list[str] = self.page.evaluate(_LIST_CUT_OFF)
-        return found
 
     def set_theme(self, theme: str) -> None:
         """Choose JupyterLab's theme: a setting of the server's, which the next notebook has too."""
