@@ -55,15 +55,6 @@ from gpumemwidget.report.render.wording import (
 )
 from gpumemwidget.units import format_bytes, format_duration
 
-_COLUMNS_NOTE = (
-    "net: kept after the cell; at peak: held when the peak was reached; highest: the line's own "
-    "maximum."
-)
-_HOST_NOTE = (
-    "change: what was allocated while the line ran, less what was freed. Temporary memory within a "
-    "line is not shown; the peak above includes it."
-)
-
 _NOTES = {
     NoteKind.HISTORY_IS_USERS: "A memory history was running already, and is used as it is, with "
     "the events and lines that it keeps: stop it with "
@@ -124,7 +115,8 @@ def report_trace(
         blocks.append(Note(f"{join_words(still)}: no line of the cell allocated anything."))
     blocks.extend(explain_marks(blocks))
     if moved:
-        blocks.append(Note(_COLUMNS_NOTE))
+        words = "net: kept after the cell; at peak: held when the peak was reached; highest: the "
+        blocks.append(Note(f"{words}line's own maximum."))
     blocks.extend(map(Note, _list_notes(trace)))
     return Report(blocks)
 
@@ -153,7 +145,10 @@ def _describe_unit(unit: SourceUnit) -> tuple[Run, ...]:
 
 def _list_notes(trace: CellTrace) -> Iterator[str]:
     if trace.host is not None:
-        yield _HOST_NOTE
+        yield (
+            "change: what was allocated while the line ran, less what was freed. Temporary memory "
+            "within a line is not shown; the peak above includes it."
+        )
         if trace.host.unread_bytes:
             yield "not read one by one: lines that ran too often to be read each time."
     for device in sort_devices(trace.devices):

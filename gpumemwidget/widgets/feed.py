@@ -40,7 +40,6 @@ _EXPECTED = "expected"
 _MAX_ROWS_BYTES = 96 * 1024
 
 _N_COUNTERS = 4
-_UNKNOWN = (math.nan,) * _N_COUNTERS
 
 
 @dataclass(slots=True)
@@ -367,7 +366,8 @@ def pack_rows(samples: Iterable[Sample], devices: Sequence[str]) -> bytes:
         readings = {reading.device: reading for reading in sample.readings}
         for device in devices:
             reading = readings.get(device)
-            figures += _UNKNOWN if reading is None else _list_counters(reading)
+            unknown = [math.nan] * _N_COUNTERS
+            figures += unknown if reading is None else _list_counters(reading)
     return struct.pack(f"<{len(figures)}d", *figures)
 
 

@@ -41,14 +41,6 @@ def test_a_cell_is_predicted_and_not_run(cells: Machine) -> None:
     assert cells.run("print(seen, 'loss' in globals(), model.weight.grad)") == "[] False None\n"
 
 
-def test_the_largest_batch_of_a_name(cells: Machine) -> None:
-    """Only sizes that were predicted are answered."""
-    said = cells.run("%%memfit --on 2GiB --batch x\nloss = model(x).sum()\nloss.backward()")
-
-    assert said.startswith("The largest batch that fits in 2.00 GiB: ")
-    assert "too close to say" in said
-
-
 _TRAINING = """
 model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(2)))
 optimizer = torch.optim.Adam(model.parameters())
