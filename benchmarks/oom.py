@@ -18,7 +18,7 @@ from IPython.utils.capture import RichOutput, capture_output
 from benchmarks.account import fill_heap
 from benchmarks.rows import Row, format_seconds, judge
 from benchmarks.shell import run, start_shell
-from gpumemwidget.jupyter.cards import OomCards
+from gpumemwidget.jupyter.outputs import OomCards
 from gpumemwidget.session.oom_watch import OomWatch
 
 MOST_CARD_S = 1.0

@@ -27,7 +27,7 @@ from gpumemwidget.session.session import (
 
 if TYPE_CHECKING:
     from gpumemwidget.checks.memory_growth import WatchedLoop
-    from gpumemwidget.comparing.compare import Comparison
+    from gpumemwidget.comparing import Comparison
     from gpumemwidget.model.processes import RemoteRelease
     from gpumemwidget.recording.monitor import Monitor
     from gpumemwidget.remote.reader.recordings import Processes, Recordings, Watch
@@ -578,7 +578,7 @@ def compare(a: object, b: object) -> Comparison:
         >>> [row.where for row in change.rows if row.change_bytes >= 4 * 1024**2]
         ['added']
     """
-    from gpumemwidget.comparing.compare import compare as compare_any  # noqa: PLC0415 - when used
+    from gpumemwidget.comparing import compare as compare_any  # noqa: PLC0415 - when used
 
     return compare_any(a, b)
 

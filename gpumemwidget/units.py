@@ -14,17 +14,11 @@ from gpumemwidget.errors import BadInputError
 UNKNOWN = "—"
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-_FACTORS = {
+_FACTORS: dict[str, int] = {
     "": 1,
     "b": 1,
-    "kib": 1024,
-    "mib": 1024**2,
-    "gib": 1024**3,
-    "tib": 1024**4,
-    "kb": 1000,
-    "mb": 1000**2,
-    "gb": 1000**3,
-    "tb": 1000**4,
+    **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", 1)},
+    **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", 1)},
 }
 _QUANTITY = re.compile(r"\s*(?P<number>\d{1,20}(?:\.\d+)?)\s*(?P<unit>[a-zA-Z]*)\s*")
 

@@ -1,5 +1,5 @@
 // What the kernel sends, whichever form it has: a message with binary buffers, or in Colab a batch of
-// messages in plain JSON, for which the page asks. ``outgoing.py`` is the kernel's side.
+// messages in plain JSON, for which the page asks. ``Outgoing`` in ``widgets/page.py`` is the kernel's side.
 
 const ASK_EVERY_MS = 1000;
 /** A busy kernel answers when its cell has ended: until then a question more seldom, for the case that

@@ -48,7 +48,7 @@ LOAD_CARDS = f"""
 import dataclasses, os, sys, time, torch
 sys.path.insert(0, {str(_ROOT)!r})
 from gpumemwidget.session.session import current_session
-from gpumemwidget.jupyter.cards import show_card
+from gpumemwidget.jupyter.outputs import show_card
 from gpumemwidget.model.ooms import OomCard, OomEvent, Remedy
 import tests.report.oom_examples as examples
 failing = []

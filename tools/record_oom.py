@@ -68,19 +68,19 @@ def main(path: Path) -> None:
     """Play the cells, click on every button, write the card."""
     from IPython.core.interactiveshell import InteractiveShell
 
-    from gpumemwidget.jupyter import cards as cell_cards
+    from gpumemwidget.jupyter import outputs as cell_outputs
     from gpumemwidget.session.session import current_session
     from gpumemwidget.widgets.oom_buttons import CardButtons
 
     cards: list[OomCard] = []
     # Where the card is shown it is also kept.
-    show = cell_cards.show_card
+    show = cell_outputs.show_card
 
     def keep(card: OomCard, session: Session) -> None:
         cards.append(card)
         show(card, session)
 
-    cell_cards.show_card = keep
+    cell_outputs.show_card = keep
     shell: Any = InteractiveShell.instance()
     for source in _CELLS:
         shell.run_cell(source, store_history=True)

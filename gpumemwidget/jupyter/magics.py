@@ -23,6 +23,7 @@ from gpumemwidget.model.processes import RemoteRelease
 from gpumemwidget.model.releases import ReleaseReport, ReleaseRequest, RestoreReport
 from gpumemwidget.model.traces import TraceRequest
 from gpumemwidget.recording.files import find_target, refuse_target, write_whole
+from gpumemwidget.report.devices import describe_budgets, report_limits, report_reset, report_stat
 from gpumemwidget.report.release import (
     report_plan,
     report_release,
@@ -31,7 +32,6 @@ from gpumemwidget.report.release import (
 )
 from gpumemwidget.report.render.blocks import MOST_ROWS, Cell, Column, Note, Table
 from gpumemwidget.report.render.output import Report
-from gpumemwidget.report.stat import describe_budgets, report_limits, report_reset, report_stat
 from gpumemwidget.session.interrupts import InterruptHold
 from gpumemwidget.session.leak_watch import LeakWatch
 from gpumemwidget.session.session import Session, check_rows
@@ -265,7 +265,7 @@ class MemMagics(Magics):
 
         Example: %memwhy model.layers[0].weight
         """
-        from gpumemwidget.report.why import report_explanation  # noqa: PLC0415 - when used
+        from gpumemwidget.report.release import report_explanation  # noqa: PLC0415 - when used
 
         expression = _unquote(" ".join(args.expression))
         found = self._session.why(expression, unnamed=args.unnamed)
@@ -304,8 +304,6 @@ class MemMagics(Magics):
             _refuse_beside("--export", {"--json": args.json, "--sort": args.sort})
             path = ledger.export(args.export, force=args.force)
             print(f"{len(ledger)} cell{'' if len(ledger) == 1 else 's'} written to {path}")
-            if args.all and self._processes.sources:
-                print("The spans of the processes that are watched are not in it.")
             return
         if args.json:
             _refuse_beside("--json", {"--sort": args.sort})
@@ -528,7 +526,7 @@ class MemMagics(Magics):
 
         Example: %memdiff 4 9
         """
-        from gpumemwidget.comparing.compare import compare, find_cells  # noqa: PLC0415 - when used
+        from gpumemwidget.comparing import compare, find_cells  # noqa: PLC0415 - when used
 
         if len(args.cells) not in (0, 2):
             raise BadInputError("%memdiff takes the numbers of two cells, or nothing")

@@ -11,7 +11,7 @@ class ComparedRow:
 
     #: A purpose, a part of a device, a process: ``optimizer state``.
     what: str
-    #: The variable, the line's text or the span: ``model``, ``loss.backward()``.
+    #: The variable or the line's text: ``model``, ``loss.backward()``.
     where: str
     #: ``None`` where that side has nothing of the kind.
     a_bytes: int | None
@@ -30,8 +30,7 @@ class ComparedTotal:
     device: str
     #: ``allocated``, ``allocated at the peak``, ``in use``.
     measure: str
-    #: ``None``: that side does not have the figure. Of peaks of spans both are: of different
-    #: moments, they have no sum.
+    #: ``None``: that side does not have the figure.
     a_bytes: int | None
     b_bytes: int | None
     #: Rows that differ, the largest change first; together they are the change. Where one side

@@ -1,6 +1,6 @@
 """Define what walks and releases need of IPython, as a protocol.
 
-The real one is ``jupyter/references.py``. Keeping it behind a seam lets everything here be tested
+The real one is ``jupyter/extension.py``. Keeping it behind a seam lets everything here be tested
 with a plain object, and keeps IPython out of the core.
 """
 

@@ -64,8 +64,6 @@ from gpumemwidget.units import format_bytes, format_duration
 #: A storage with the steps that lead to it from its node.
 Entry = tuple[tuple[str, ...], Owned]
 
-#: Label of what a node holds besides its named parts: a parameter's data besides its gradient.
-_ITSELF = "itself"
 _NUMBER = re.compile(r"\d+", re.ASCII)
 
 
@@ -133,10 +131,6 @@ class Node:
         return sorted(parts, key=lambda part: -part.n_bytes)
 
 
-#: Share of a row's bytes below which the parts of one of its parts are not listed.
-_LEAST_SHARE = 0.01
-
-
 @dataclass(frozen=True, slots=True)
 class Line:
     """A line of an opened tree: a node, or what was left out among the parts of one."""
@@ -167,7 +161,8 @@ def list_lines(root: Node, *, levels: int | None, most: int | None) -> Iterator[
         level = line.level + 1
         if line.node is None or (levels is not None and level >= levels):
             continue
-        if levels is not None and line.node.n_bytes < _LEAST_SHARE * root.n_bytes:
+        # A part with less than a hundredth of its row is not opened.
+        if levels is not None and line.node.n_bytes < 0.01 * root.n_bytes:
             continue
         parts = line.node.open()
         # A line that says "1 more" would take the room of that one.
@@ -185,7 +180,8 @@ def _split(node: Node) -> list[Node]:
     # Only of a row all paths may go on with the same steps.
     shared, entries = _split_shared(node.entries)
     here = [entry for entry in entries if not entry[0]]
-    parts = [Node(shared or _ITSELF, here)] if here else []
+    # A parameter has data of its own besides its gradient.
+    parts = [Node(shared or "itself", here)] if here else []
     by_step: dict[str, list[Entry]] = {}
     for steps, owned in entries:
         if steps:
@@ -236,9 +232,6 @@ def _sum_bytes(entries: Iterable[Entry]) -> int:
 
 # -- The rows --------------------------------------------------------------------------------------
 
-#: Name of the row of tensors that no variable, module or running function leads to, as in a
-#: device's breakdown.
-_NO_VARIABLE = "no variable"
 
 _TENSOR_KINDS = frozenset(
     {"parameter", "gradient", "optimizer state", "buffer", "saved for backward", "tensor"}
@@ -284,7 +277,8 @@ def _find_row(owned: Owned) -> tuple[Row, tuple[str, ...]]:
         steps = tuple(rest) if begin == row else owned.steps
         return Row(row, is_path=True, is_variable=True), steps
     if owned.kind in _TENSOR_KINDS:
-        return Row(_NO_VARIABLE), owned.steps
+        # No variable, module or running function leads to them; a breakdown says the same.
+        return Row("no variable"), owned.steps
     name = name_one_kind(owned.kind, owned.device)
     return Row(name), () if owned.steps in ((owned.kind,), (name,)) else owned.steps
 
@@ -293,15 +287,6 @@ def _find_row(owned: Owned) -> tuple[Row, tuple[str, ...]]:
 
 #: Maximum number of rows, and of parts of one row, unless all are asked for.
 _MAX_PARTS = 20
-
-_FREES_NOTE = Note(
-    "frees: what releasing this row alone gives back. Shared memory stays until all its owners are "
-    "released."
-)
-_BYTES = number_columns("bytes", "share")
-_WHAT = Column("what", "words", last="wrap")
-_COLUMNS = (Column("owner", "code", fold=24), *_BYTES, Column("frees"), _WHAT)
-_COLUMNS_OF_NAMES = (Column("owner", "code", fold=36), *_BYTES, _WHAT)
 
 
 def word_account_note(note: AccountNote) -> str:
@@ -346,7 +331,8 @@ def report_account(
     if names:
         blocks.extend(_note_names(account, names, devices, variables))
     elif any(variable.frees_bytes != variable.held_bytes for variable in account.variables):
-        blocks.append(_FREES_NOTE)
+        words = "frees: what releasing this row alone gives back. Shared memory stays until all "
+        blocks.append(Note(f"{words}its owners are released."))
     if account.is_complete:
         blocks.extend(explain_lower_bounds(variable.frees_bytes for variable in account.variables))
     else:
@@ -403,7 +389,11 @@ class _AccountTable:
         groups.append(make_group(self._list_cells(total, self.total_bytes)))
         detail = " (malloc)" if device == HOST else ""
         caption = "owners" if allocated is None else f"{format_bytes(allocated)} allocated{detail}"
-        columns = _COLUMNS_OF_NAMES if self.names else _COLUMNS
+        columns = (
+            Column("owner", "code", fold=36 if self.names else 24),
+            *number_columns("bytes", "share", *[] if self.names else ["frees"]),
+            Column("what", "words", last="wrap"),
+        )
         most = max(MOST_ROWS_OF_ALL, len(groups))
         table = Table(f"{device}: {caption}", columns, groups, most=most)
         if allocated is None:
@@ -425,7 +415,7 @@ class _AccountTable:
         owner = Cell(label, level=line.level)
         if is_row and row.name == UNATTRIBUTED and node.n_bytes:
             owner = Cell(label, tone="bad")
-        elif node.label == _ITSELF or (is_row and not row.is_path):
+        elif node.label == "itself" or (is_row and not row.is_path):
             owner = Cell(label, tone="muted", level=line.level)
         variable = self.variables.get(row.name) if is_row else None
         mark = AT_LEAST_MARK if row.is_path and not self.account.is_complete else ""
@@ -488,15 +478,9 @@ class _AccountTable:
 
 
 def _find_words(row: Row, node: Node) -> str:
-    """Return the words that describe all of a row without a name, if they begin alike."""
+    """Return the words that describe all of a row without a name, if they are the same."""
     words = {steps for steps, _ in node.entries} if not row.is_path else set()
-    if len(words) == 1:
-        return cut_middle("".join(words.pop()), LONG_WIDTH)
-    if len({steps[:1] for steps in words}) != 1 or any(len(steps) != 2 for steps in words):
-        return ""
-    (begin, _), *_ = words
-    ends = sorted(end.removeprefix(": ") for _, end in words)
-    return f"{begin}: {join_words(ends, FEW)}"
+    return cut_middle("".join(words.pop()), LONG_WIDTH) if len(words) == 1 else ""
 
 
 def _list_library_arrays(

@@ -46,10 +46,6 @@ from gpumemwidget.report.render.wording import (
 )
 from gpumemwidget.units import UNKNOWN, format_bytes, format_change, format_duration
 
-#: The name of what this process has of a GPU beside what PyTorch has reserved.
-_OUTSIDE = "outside PyTorch"
-
-
 # -- The whole report ------------------------------------------------------------------------------
 
 
@@ -130,7 +126,7 @@ def _name_spans(device: CellDevice) -> list[tuple[str, Span, PeakIs | None]]:
         (reserved, device.reserved, device.peak_is),
     ]
     if device.outside is not None and device.has_moved_outside:
-        spans.append((_OUTSIDE, device.outside, "sampled"))
+        spans.append(("outside PyTorch", device.outside, "sampled"))
     return spans
 
 
@@ -302,7 +298,7 @@ def _list_ledger_rows(record: CellRecord, leaks: Sequence[Leak], has: Sequence[b
         if not device.has_moved_outside or is_noted or has_moved(replace(device, outside=None)):
             rows.append(_list_device(device, leaks))
         if outside is not None and device.has_moved_outside:
-            name = f"{device.device} {_OUTSIDE}"
+            name = f"{device.device} outside PyTorch"
             peak = peak_cell(outside.peak_bytes, "sampled") if device.has_outside_peak else ""
             rows.append((name, change_cell(device.outside_change_bytes), peak, "", ""))
     status = Cell(record.status, tone=STATUS_TONES[record.status])

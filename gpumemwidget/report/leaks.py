@@ -15,6 +15,7 @@ from gpumemwidget.model.leaks import (
 )
 from gpumemwidget.model.ooms import Remedy
 from gpumemwidget.model.ownership import FixKind
+from gpumemwidget.report.release import word_fix
 from gpumemwidget.report.render.blocks import (
     FEW,
     MOST_ROWS,
@@ -36,11 +37,7 @@ from gpumemwidget.report.render.markup import clean
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.text import SHORT_WIDTH, cut, cut_middle
 from gpumemwidget.report.render.wording import count, join_words
-from gpumemwidget.report.why import word_fix
 from gpumemwidget.units import format_bytes, format_change
-
-#: Number of runs or steps left from which the forecast is left out: nobody makes so many.
-_MAX_LEFT = 100_000
 
 
 def report_leak(leak: Leak, *, name: str = "", released: Sequence[str] = ()) -> Report:
@@ -223,7 +220,8 @@ def _describe_growth(leak: Leak) -> str:
 def _describe_evidence(leak: Leak) -> str:
     held = _describe_holders(leak.holders)
     text = f"{_describe_tensors(leak)}{_describe_line(leak)}, held by {held}."
-    if leak.n_left is not None and leak.n_left < _MAX_LEFT:
+    # Nobody makes more runs or steps.
+    if leak.n_left is not None and leak.n_left < 100_000:
         text += f" Memory runs out in about {count(leak.n_left, leak.unit)}."
     return text
 

@@ -12,7 +12,7 @@ from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ooms import OomCard, OomEvent, Remedy, RemedyKind
 from gpumemwidget.model.ownership import Owned
 from gpumemwidget.model.releases import ReleaseReport
-from gpumemwidget.report.charts.bar import DeviceBar
+from gpumemwidget.report.charts.device import DeviceBar
 from gpumemwidget.report.prediction import describe_remedy
 from gpumemwidget.report.release import describe_stays, word_remnant, word_stop
 from gpumemwidget.report.render.blocks import (
@@ -47,9 +47,6 @@ from gpumemwidget.report.render.wording import (
     word_reading,
 )
 from gpumemwidget.units import format_bytes
-
-#: Owners with less than one part in this many get no row, unless there are no others.
-_SMALLEST_PART = 1000
 
 #: For remedies that name nothing: what the first line calls it, what to do, and the line to type
 #: (``""`` if there is none, or if it depends on the error).
@@ -206,7 +203,8 @@ def _tabulate_owners(card: OomCard) -> Table:
     named = sum(owned.n_bytes for owned in owners)
     if whole is None or whole < named:
         whole = max(card.owned_bytes or 0, named)
-    owners = [owned for owned in owners if _SMALLEST_PART * owned.n_bytes >= whole] or owners
+    # Owners with less than a thousandth get no row, unless there are no others.
+    owners = [owned for owned in owners if 1000 * owned.n_bytes >= whole] or owners
     parts = [(*_name_owner(owned), owned.n_bytes) for owned in owners]
     if rest := whole - sum(owned.n_bytes for owned in owners):
         parts.append((Cell("everything else", tone="muted"), "", rest))

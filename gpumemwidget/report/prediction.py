@@ -40,12 +40,10 @@ from gpumemwidget.report.render.blocks import (
 from gpumemwidget.report.render.html import CARD_CLASS
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.text import SHORT_WIDTH, cut
-from gpumemwidget.report.render.wording import count
+from gpumemwidget.report.render.wording import count, name_kind
 from gpumemwidget.report.trace import list_unit, name_file
 from gpumemwidget.units import format_bytes, format_change
 
-#: Owners with less than one part in this many of their kind are not shown.
-_SMALLEST_PART = 50
 _VERDICTS = {True: "fits", False: "does not fit", None: "too close to say"}
 _CODE_NOTE = (
     "Nothing was computed on the device: the step ran on tensors without memory, and PyTorch's "
@@ -105,8 +103,7 @@ def _name_place(device: PredictionDevice) -> str:
 
 
 def _describe_need(record: PredictionRecord) -> str:
-    room, total = record.device.available_bytes, record.device.total_bytes
-    needs = record.reserved
+    room, needs = record.device.available_bytes, record.reserved
     if room is None:
         return 'there is no GPU here to compare with: name one, --on T4 (in code: on="T4")'
     if record.fits is None:
@@ -115,9 +112,7 @@ def _describe_need(record: PredictionRecord) -> str:
     if needs.expected > room:
         more = format_bytes(needs.expected - room)
         return f"{words}, {more} more than the {format_bytes(room)} that PyTorch may reserve"
-    # What is reserved and asleep takes no room.
-    asleep = ", some of it asleep" if total is not None and room > total else ""
-    return f"{words} of the {format_bytes(room)} that PyTorch may reserve{asleep}"
+    return f"{words} of the {format_bytes(room)} that PyTorch may reserve"
 
 
 def _describe_amounts(record: PredictionRecord) -> tuple[Run, ...]:
@@ -187,15 +182,6 @@ def _name_line(place: SourcePlace) -> str:
 
 # -- What makes the peak ---------------------------------------------------------------------------
 
-_KIND_NAMES: dict[PredictedKind, str] = {
-    "parameter": "parameters",
-    "gradient": "gradients",
-    "buffer": "buffers",
-    "tensor": "other tensors",
-    "temporary": "temporaries",
-    "workspace": "workspaces",
-}
-
 
 def _tabulate_owners(record: PredictionRecord) -> Table:
     by_kind: dict[PredictedKind, list[PredictedOwner]] = {}
@@ -206,12 +192,14 @@ def _tabulate_owners(record: PredictionRecord) -> Table:
     ranked = sorted(by_kind.items(), key=lambda pair: -sum(owner.n_bytes for owner in pair[1]))
     for kind, owners in ranked:
         n_bytes = sum(owner.n_bytes for owner in owners)
-        shown = [owner for owner in owners[:FEW] if _SMALLEST_PART * owner.n_bytes >= n_bytes]
+        # Owners with less than a fiftieth of their kind are not shown.
+        shown = [owner for owner in owners[:FEW] if 50 * owner.n_bytes >= n_bytes]
         first, *others = [
             (owner.path or "—", bytes_cell(owner.n_bytes), _word_origin(owner))
             for owner in shown or owners[:1]
         ]
-        sums = _KIND_NAMES.get(kind, kind), bytes_cell(n_bytes), share_cell(n_bytes, total)
+        name = "temporaries" if kind == "temporary" else name_kind(kind)  # type: ignore[arg-type]
+        sums = name, bytes_cell(n_bytes), share_cell(n_bytes, total)
         groups.append(make_group((*sums, *first), *others))
     columns = (
         *name_columns("what"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -57,24 +56,6 @@ _DEVICE_COLUMNS = (
     *number_columns("allocated", "reserved", "peak"),
     Column("peak in", "words", last="wrap"),
 )
-_COLUMNS = (_PROCESS, Column("state", "words"), *_DEVICE_COLUMNS)
-_SPAN_COLUMNS = (
-    Column("span", "name", fold=40),
-    *number_columns("times", "time"),
-    Column("status", "words"),
-    *name_columns("device"),
-    *number_columns("last change", "peak"),
-)
-_GPU_COLUMNS = (
-    Column("GPU", "name", fold=24),
-    *number_columns("total", "in use"),
-    _PROCESS,
-    *number_columns("takes", "at most"),
-)
-#: How a process may be lost, beside being killed and out of reach.
-_NOT_WRITTEN = "the recording could not be written"
-_LOSSES = dict.fromkeys(("engine", "worker", "actor"), "its client or its cluster was closed")
-_FAILURES: dict[Status, str] = {"error": "failed", "interrupted": "interrupted"}
 _TONES: dict[str, Tone] = {"running": "plain", "ended": "muted", "failed": "bad", "lost": "warn"}
 #: The next step where no process is watched.
 WATCHING_BEGINS = "gpumemwidget.watch(FOLDER) or gpumemwidget.watch_cluster(CLIENT) begins"
@@ -88,8 +69,6 @@ def report_processes(
     samples: Sequence[Sample] = (),
     unread: Sequence[str] = (),
     n_older: int = 0,
-    this_host: str = "",
-    all_spans: str = "gpumemwidget.load(…).processes[0].spans",
 ) -> Report:
     """Report what each process has in use and had at its peak, its spans, and what stands out.
 
@@ -100,8 +79,6 @@ def report_processes(
         samples: those of a process that is alone.
         unread: why some files can't be read, one sentence per file.
         n_older: number of older recordings that are not among ``states``.
-        this_host: the name of this host in ``states``, if it is not its own there.
-        all_spans: the expression that has all spans of a process that is alone; ``""`` for none.
     """
     unread_notes = list(warn(*(f"{why}." for why in unread)))
     if n_older:
@@ -119,7 +96,7 @@ def report_processes(
             Table("Memory of the process", _DEVICE_COLUMNS, rows, caption_is_seen=False),
             *_draw(state, samples),
             *unread_notes,
-            *_tabulate_spans(state, all_spans),
+            *_tabulate_spans(state),
             *_list_troubles(state, "The program"),
             *(block for card in state.ooms[:SOME] for block in report_oom(card).blocks),
         ]
@@ -130,20 +107,27 @@ def report_processes(
     groups = [_list_process_rows(state, names[state.info.id]) for state in shown]
     hosts = {state.info.host for state in states}
     where = f"on {count(len(hosts), 'host')}" if len(hosts) > 1 else f"on {hosts.pop()}"
+    columns = (_PROCESS, Column("state", "words"), *_DEVICE_COLUMNS)
     blocks = [
         make_heading(count(len(states), "process", "processes"), where),
-        Table("Memory of each process", _COLUMNS, groups, n_shared=2, caption_is_seen=False),
+        Table("Memory of each process", columns, groups, n_shared=2, caption_is_seen=False),
         *_note_more(len(states) - len(shown), "process is", "processes are"),
     ]
     if gpus:
         groups = [_list_gpu_rows(share, names) for share in gpus]
-        blocks.append(Table("GPUs", _GPU_COLUMNS, groups, n_shared=3))
+        columns = (
+            Column("GPU", "name", fold=24),
+            *number_columns("total", "in use"),
+            _PROCESS,
+            *number_columns("takes", "at most"),
+        )
+        blocks.append(Table("GPUs", columns, groups, n_shared=3))
     blocks.extend(unread_notes)
     blocks.extend(warn(*(word_skew(skew, names[skew.process.info.id]) for skew in skews)))
     n_cards = 0
     for state in shown:
         name = names[state.info.id]
-        blocks.extend(_list_troubles(state, name, _word_moment(state, this_host)))
+        blocks.extend(_list_troubles(state, name, _word_moment(state.heard_at)))
         for card in state.ooms[: SOME - n_cards]:
             n_cards += 1
             blocks.append(make_heading(f"Out of memory in {name}"))
@@ -193,7 +177,7 @@ def report_spans(states: Sequence[ProcessState]) -> Report:
         return Report([*blocks, Note("None was recorded.")])
     names = name_processes(states)
     for state in states_with[:SOME]:
-        blocks.extend(_tabulate_spans(state, "", caption=names[state.info.id]))
+        blocks.extend(_tabulate_spans(state, names[state.info.id]))
     blocks.extend(_note_more(len(states_with) - SOME, "process is", "processes are"))
     return Report([*blocks, *explain_marks(blocks)])
 
@@ -263,20 +247,12 @@ def word_status(state: ProcessState) -> str:
     return state.status
 
 
-def _word_moment(state: ProcessState, this_host: str) -> str:
-    """Return the time of day at which a process was heard last: ``03:21:12.5``.
+def _word_moment(at_s: float) -> str:
+    """Return a time of day by a process's own clock: ``03:21:12.5``.
 
     To a tenth of a second: where one rank dies, the others often follow within the second.
     """
-    at_s = state.heard_at
-    moment = time.strftime("%H:%M:%S", time.localtime(at_s)) + f".{int(at_s % 1 * 10)}"
-    is_here = state.info.host == this_host or is_of_this_host(state)
-    return moment if is_here else f"{moment} by its own clock"
-
-
-def is_of_this_host(state: ProcessState) -> bool:
-    """Return whether a process ran on this host, whose clock is ours."""
-    return state.info.host == socket.gethostname()
+    return time.strftime("%H:%M:%S", time.localtime(at_s)) + f".{int(at_s % 1 * 10)}"
 
 
 def _note_more(n_more: int, noun: str, plural: str) -> list[Note]:
@@ -359,7 +335,7 @@ def _list_troubles(state: ProcessState, name: str, moment: str = "") -> Iterator
         yield from warn(
             f"{name}: the recording stops at {format_duration(state.heard_s)}"
             f"{moment and f' ({moment})'}{where} without an end. The process was killed, its host "
-            f"can't be reached, or {_LOSSES.get(state.info.role, _NOT_WRITTEN)}."
+            "or cluster can't be reached, or the recording could not be written."
         )
     if state.n_unread:
         yield from warn(f"{name}: {count(state.n_unread, 'line')} can't be read.")
@@ -368,9 +344,7 @@ def _list_troubles(state: ProcessState, name: str, moment: str = "") -> Iterator
 # -- Spans -----------------------------------------------------------------------------------------
 
 
-def _tabulate_spans(
-    state: ProcessState, all_spans: str, *, caption: str = "Spans"
-) -> Iterator[Block]:
+def _tabulate_spans(state: ProcessState, caption: str = "Spans") -> Iterator[Block]:
     if not state.spans:
         return
     groups: dict[str, list[SpanRecord]] = {}
@@ -385,10 +359,16 @@ def _tabulate_spans(
         if place < SOME or name in peaks or any(span.status != "ok" for span in spans)
     ][:MOST_ROWS]
     rows = [_list_span_rows(name, spans) for name, spans in listed]
-    yield Table(caption, _SPAN_COLUMNS, rows, n_shared=4)
+    columns = (
+        Column("span", "name", fold=40),
+        *number_columns("times", "time"),
+        Column("status", "words"),
+        *name_columns("device"),
+        *number_columns("last change", "peak"),
+    )
+    yield Table(caption, columns, rows, n_shared=4)
     if n_more := len(ordered) - len(listed):
-        where = f"; {all_spans} has all" if all_spans else ", which took less time"
-        yield Note(f"{count(n_more, 'more span name')}{where}.")
+        yield Note(f"{count(n_more, 'more span name')}, which took less time.")
     if state.n_dropped_spans:
         yield Note(f"{count(state.n_dropped_spans, 'older span')} not counted.")
 
@@ -397,7 +377,8 @@ def _list_span_rows(name: str, spans: Sequence[SpanRecord]) -> Group:
     n_spans = str(sum(span.n_spans for span in spans))
     duration = format_duration(sum(span.duration_s for span in spans))
     status = Cell("ok", tone=STATUS_TONES["ok"])
-    for kind, word in _FAILURES.items():
+    kinds: tuple[tuple[Status, str], ...] = (("error", "failed"), ("interrupted", "interrupted"))
+    for kind, word in kinds:
         if n_failed := sum(span.n_spans for span in spans if span.status == kind):
             status = Cell(f"{n_failed} {word}", tone=STATUS_TONES[kind])
             break

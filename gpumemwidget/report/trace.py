@@ -55,16 +55,6 @@ from gpumemwidget.report.render.wording import (
 )
 from gpumemwidget.units import format_bytes, format_duration
 
-_COLUMNS_NOTE = (
-    "net: kept after the cell; at peak: held when the peak was reached; highest: the line's own "
-    "maximum."
-)
-_HOST_NOTE = (
-    "change: what was allocated while the line ran, less what was freed. Temporary memory within a "
-    "line is not shown; the peak above includes it."
-)
-_UNREAD_NOTE = "not read one by one: lines that ran too often to be read each time."
-
 _NOTES = {
     NoteKind.HISTORY_IS_USERS: "A memory history was running already, and is used as it is, with "
     "the events and lines that it keeps: stop it with "
@@ -125,7 +115,8 @@ def report_trace(
         blocks.append(Note(f"{join_words(still)}: no line of the cell allocated anything."))
     blocks.extend(explain_marks(blocks))
     if moved:
-        blocks.append(Note(_COLUMNS_NOTE))
+        words = "net: kept after the cell; at peak: held when the peak was reached; highest: the "
+        blocks.append(Note(f"{words}line's own maximum."))
     blocks.extend(map(Note, _list_notes(trace)))
     return Report(blocks)
 
@@ -154,9 +145,12 @@ def _describe_unit(unit: SourceUnit) -> tuple[Run, ...]:
 
 def _list_notes(trace: CellTrace) -> Iterator[str]:
     if trace.host is not None:
-        yield _HOST_NOTE
+        yield (
+            "change: what was allocated while the line ran, less what was freed. Temporary memory "
+            "within a line is not shown; the peak above includes it."
+        )
         if trace.host.unread_bytes:
-            yield _UNREAD_NOTE
+            yield "not read one by one: lines that ran too often to be read each time."
     for device in sort_devices(trace.devices):
         for text in map(word_note, device.notes):
             yield text if device.device in text else f"{device.device}: {text}"
@@ -180,12 +174,6 @@ def word_note(note: TraceNote | HardwareNote) -> str:
 # -- The listing of lines --------------------------------------------------------------------------
 
 _LINE_COLUMNS = (Column("", "index"), Column("line", "source"))
-
-#: Maximum number of lines up to which a unit is shown whole, and number of lines that allocated
-#: which are shown of a longer one: of the traced cell, and of another unit.
-_CELL_LINES = (50, 30)
-_OTHER_LINES = (30, 12)
-_TAB_SIZE = 4
 
 
 def list_unit(
@@ -279,7 +267,8 @@ def _choose_lines(
     # ``%%memtrace`` leaves a blank line at the start.
     used = [number for number, text in texts.items() if text.strip() or number in weights]
     numbers = [number for number in texts if used and used[0] <= number <= used[-1]]
-    max_whole, max_lines = _CELL_LINES if is_cell else _OTHER_LINES
+    # Up to how many lines a unit is shown whole, and how many of a longer one.
+    max_whole, max_lines = (50, 30) if is_cell else (30, 12)
     if n_lines is None and len(numbers) <= max_whole:
         return numbers
     most = max_lines if n_lines is None else n_lines
@@ -295,7 +284,7 @@ def _weigh_line(use: LineUse) -> tuple[int, int]:
 
 
 def _make_line(text: str, number: int, amounts: tuple[Cell, ...] = (), *, band: str = "") -> Row:
-    shown = cut(text.rstrip().expandtabs(_TAB_SIZE), LONG_WIDTH)
+    shown = cut(text.rstrip().expandtabs(4), LONG_WIDTH)
     swatch = f"gmw-k{band}" if band else ""
     return (Cell(str(number), swatch=swatch), Cell(shown, tone="code"), *amounts)
 

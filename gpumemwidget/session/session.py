@@ -226,7 +226,7 @@ class Session:
     def _refuse_parts(self, request: ReleaseRequest) -> None:
         """Refuse a part of a variable with the command that frees it."""
         from gpumemwidget.releasing.plan import find_part  # noqa: PLC0415 - when used
-        from gpumemwidget.report.why import word_part_refusal  # noqa: PLC0415 - when used
+        from gpumemwidget.report.release import word_part_refusal  # noqa: PLC0415 - when used
 
         part = find_part(self.shell, request.names)
         if part is not None:

@@ -15,14 +15,13 @@ from gpumemwidget.model.devices import PeakIs
 from gpumemwidget.report.account import report_account
 from gpumemwidget.report.cell import report_ledger
 from gpumemwidget.report.charts.timeline import draw_counters
+from gpumemwidget.report.devices import report_stat
 from gpumemwidget.report.leaks import report_leaks
 from gpumemwidget.report.oom import report_oom
-from gpumemwidget.report.page import render_story
-from gpumemwidget.report.redaction import Redaction
+from gpumemwidget.report.page import Redaction, render_story
 from gpumemwidget.report.render.blocks import Block, Cell, Column, Note, Table
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.wording import name_record
-from gpumemwidget.report.stat import report_stat
 from gpumemwidget.report.trace import report_trace
 from gpumemwidget.session.leak_watch import LeakWatch
 from gpumemwidget.session.session import Session

@@ -322,7 +322,7 @@ class Trace(ShowsReport):
         Raises:
             BadInputError: no GPU was traced.
         """
-        from gpumemwidget.report.charts.figures import figure_trace  # noqa: PLC0415 - brings plotly
+        from gpumemwidget.report.charts.timeline import figure_trace  # noqa: PLC0415 - brings plotly
 
         if not self.devices:
             raise BadInputError("no GPU was traced, and the host has no figure: see to_html()")

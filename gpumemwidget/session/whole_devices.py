@@ -64,7 +64,7 @@ class DeviceBreakdowns(ShowsReport):
         return next(record for record in self.records if device in (None, record.device))
 
     def _report(self) -> Report:
-        from gpumemwidget.report.breakdown import report_breakdown  # noqa: PLC0415 - when it is used
+        from gpumemwidget.report.devices import report_breakdown  # noqa: PLC0415 - when it is used
 
         return report_breakdown(self.records, self.children, self.maps, self.notes)
 

@@ -35,34 +35,30 @@ from IPython.display import DisplayHandle, display
 
 from gpumemwidget.remote.reader.recordings import Processes
 from gpumemwidget.report.cell import report_ledger
+from gpumemwidget.report.devices import report_stat
 from gpumemwidget.report.render.blocks import Note
 from gpumemwidget.report.render.output import Report
-from gpumemwidget.report.stat import report_stat
 from gpumemwidget.session.leak_watch import LeakWatch
 from gpumemwidget.session.session import Session
-from gpumemwidget.widgets.device_panel import DevicePanel, DeviceUseHistory
 from gpumemwidget.widgets.feed import Feed
 from gpumemwidget.widgets.lab import SIDE_MIME, LabLink
-from gpumemwidget.widgets.outgoing import Outgoing, encode
 from gpumemwidget.widgets.page import (
     CELL_PAUSE_S,
     Message,
+    Outgoing,
     Page,
+    encode,
     read_css,
     read_esm,
     read_plotly,
 )
+from gpumemwidget.widgets.panels import DevicePanel, DeviceUseHistory, VariablesPanel
 from gpumemwidget.widgets.processes_panel import ProcessesPanel
 from gpumemwidget.widgets.progress_line import NOTHING
-from gpumemwidget.widgets.variables_panel import VariablesPanel
 
 #: IPython publishes no types for these.
 _display: Any = display
 _new_handle: Any = DisplayHandle
-#: Number of cells in the dashboard's static copy, the last ones.
-_N_STATIC_CELLS = 10
-#: Selectors of the elements that make the static copy below them needless: the view, or the note.
-_VIEWS = ".gmd,.gml-note"
 #: JupyterLab, Notebook 7 and nbconvert give an output the class ``jp-OutputArea-child``, and what
 #: it draws ``jp-OutputArea-output``; that of a widget which can't be drawn has ``jupyter-widgets``.
 #: While JupyterLab still loads the widget, the copy waits a moment, so that nothing flickers.
@@ -235,7 +231,8 @@ class Dashboard(anywidget.AnyWidget):
     def _describe_copy(self) -> dict[str, str]:
         static = self._report_static()
         copy_class = f"gmw-copy-{self.dashboard_id}"
-        style = _COPY_STYLE.substitute(copy=copy_class, view=_VIEWS)
+        # The view, or the note that it is beside the notebook, makes the copy needless.
+        style = _COPY_STYLE.substitute(copy=copy_class, view=".gmd,.gml-note")
         html = f'<div class="{copy_class}"><style>{style}</style>{static.html}</div>'
         return {"text/html": html, "text/plain": static.text}
 
@@ -245,7 +242,7 @@ class Dashboard(anywidget.AnyWidget):
         cells = report_ledger(
             ledger.records,
             dropped=ledger.dropped,
-            n_shown=_N_STATIC_CELLS,
+            n_shown=10,
             leaks=self._growth.list_leaks_by_cell(),
         )
         taken = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self._monitor.clock.wall()))

@@ -31,19 +31,15 @@ from gpumemwidget.recording.history import thin_samples
 from gpumemwidget.recording.monitor import Monitor
 from gpumemwidget.recording.running_cell import RunningCell
 from gpumemwidget.report.leaks import describe_leak, mark_leak, note_running_leak
-from gpumemwidget.widgets.page import Message
-from gpumemwidget.widgets.viewers import Viewers
+from gpumemwidget.widgets.page import Message, Viewers
 
 #: Name of a view that is on its way: the cell that shows it still runs, or its page is being loaded
 #: anew. It speaks up as soon as it can be heard.
 _EXPECTED = "expected"
-#: How much of the past goes with the state: bytes of rows, and cells.
+#: Bytes of rows that go with the state.
 _MAX_ROWS_BYTES = 96 * 1024
-_MAX_CELLS = 100
 
 _N_COUNTERS = 4
-_UNKNOWN = (math.nan,) * _N_COUNTERS
-_FIGURE_BYTES = 8
 
 
 @dataclass(slots=True)
@@ -172,14 +168,14 @@ class Feed:
         """
         monitor, clock = self._monitor, self._monitor.clock
         devices, columns = self._describe_devices(), monitor.history.devices()
-        max_rows = _MAX_ROWS_BYTES // (_FIGURE_BYTES * (1 + _N_COUNTERS * len(columns)))
+        max_rows = _MAX_ROWS_BYTES // (8 * (1 + _N_COUNTERS * len(columns)))
         samples = [*thin_samples(monitor.history.samples(since_s), max_rows)]
         with self._lock:
             # What came while the samples were thinned, which takes too long to do it here.
             newest_s = samples[-1].time_s if samples else -math.inf
             samples += [s for s in monitor.history.samples(newest_s) if s.time_s > newest_s]
             running = monitor.running
-            records = monitor.ledger.records[-_MAX_CELLS:]
+            records = monitor.ledger.records[-100:]
             leaks = self._list_leaks()
             snapshot = {
                 "seq": self._seq,
@@ -370,7 +366,8 @@ def pack_rows(samples: Iterable[Sample], devices: Sequence[str]) -> bytes:
         readings = {reading.device: reading for reading in sample.readings}
         for device in devices:
             reading = readings.get(device)
-            figures += _UNKNOWN if reading is None else _list_counters(reading)
+            unknown = [math.nan] * _N_COUNTERS
+            figures += unknown if reading is None else _list_counters(reading)
     return struct.pack(f"<{len(figures)}d", *figures)
 
 

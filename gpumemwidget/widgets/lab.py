@@ -22,18 +22,12 @@ from comm import create_comm, get_comm_manager
 
 from gpumemwidget.model.devices import HOST, DeviceInfo, Reading, Sample
 from gpumemwidget.session.session import Session
-from gpumemwidget.widgets.page import Message, describe_failure, schedule_on_main
-from gpumemwidget.widgets.viewers import Viewers
+from gpumemwidget.widgets.page import Message, Viewers, describe_failure, schedule_on_main
 
-#: By which pages find the comm. ``labextension/src/link.ts`` has the same.
-_TARGET = "gpumemwidget"
 #: Type of the output of ``%memdash --side``. ``labextension/src/note.ts`` has the same.
 SIDE_MIME = "application/vnd.gpumemwidget.side+json"
 #: Seconds between two messages on the memory, at least.
 _INTERVAL_S = 1.0
-#: Least change of the host's memory, in bytes, that is worth a message between the ends of cells:
-#: it always changes a little.
-_LEAST_HOST_CHANGE = 1 << 26
 
 
 class LabLink:
@@ -62,8 +56,9 @@ class LabLink:
         self._answers["dashboard"] = partial(
             self._answer_soon, lambda: {"model_id": open_dashboard()}
         )
-        # A comm that is not primary opens in no page: pages find it in the kernel's list of comms.
-        self._comm = create_comm(target_name=_TARGET, primary=False)
+        # A comm that is not primary opens in no page: pages find it in the kernel's list of comms,
+        # by the name of its target (``labextension/src/link.ts``).
+        self._comm = create_comm(target_name="gpumemwidget", primary=False)
         get_comm_manager().register_comm(self._comm)
         self._comm.on_msg(self._handle_message)
         for stop in (
@@ -230,8 +225,9 @@ def _has_changed(now: Message, before: Message | None) -> bool:
     if before is None or now["device"] != HOST:
         return now != before
     counters = ("here_bytes", "allocated_bytes", "reserved_bytes")
+    # The host's memory always changes a little.
     return any(
-        abs((value or 0) - (before[name] or 0)) >= _LEAST_HOST_CHANGE
+        abs((value or 0) - (before[name] or 0)) >= 1 << 26
         if name in counters
         else value != before[name]
         for name, value in now.items()

@@ -32,13 +32,14 @@ from gpumemwidget.recording.files import find_target, write_whole
 from gpumemwidget.report.oom import describe_cached, describe_released, judge_now
 from gpumemwidget.report.render.wording import join_words
 from gpumemwidget.session.session import Session
-from gpumemwidget.widgets.outgoing import Outgoing
-from gpumemwidget.widgets.page import Message, describe_failure, read_static, run_when_idle
+from gpumemwidget.widgets.page import (
+    Message,
+    Outgoing,
+    describe_failure,
+    read_static,
+    run_when_idle,
+)
 from gpumemwidget.widgets.progress_line import pass_progress
-
-#: Maximum number of cards with buttons, the newest.
-_MAX_CARDS = 20
-_GONE = "This is not what it was at the error: the command beside it releases what is there now."
 
 #: ``gone``: what it was about is not there any more.
 State = Literal["ready", "queued", "running", "done", "failed", "gone"]
@@ -115,7 +116,7 @@ class CardButtons(anywidget.AnyWidget):
         ]
         with self._lock:
             self._cards[name] = buttons
-            while len(self._cards) > _MAX_CARDS:
+            while len(self._cards) > 20:
                 del self._cards[next(iter(self._cards))]
         self._send_cards()
 
@@ -169,7 +170,8 @@ class CardButtons(anywidget.AnyWidget):
             return
         # A cell may have bound a name anew since the card was shown, or failed in another way.
         if _identify(self._session.shell, button.way) != button.ids:
-            self._show(button, "gone", _GONE)
+            words = "This is not what it was at the error: the command beside it releases what is "
+            self._show(button, "gone", f"{words}there now.")
             return
         self._show(button, "running")
         try:

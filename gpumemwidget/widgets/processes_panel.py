@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
+import socket
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
@@ -26,7 +27,6 @@ from gpumemwidget.model.processes import (
 from gpumemwidget.recording.history import History
 from gpumemwidget.remote.reader.recordings import Processes, find_skews, share_gpus
 from gpumemwidget.report.processes import (
-    is_of_this_host,
     name_peak_span,
     name_process,
     name_processes,
@@ -47,7 +47,6 @@ _SEND_EVERY_S = 0.9
 _N_FEW = 60
 #: Maximum number of processes in a message, and of one process's GPUs.
 MAX_PROCESSES = 200
-_MAX_GPUS_EACH = 16
 #: A process's line: maximum number of points, and the seconds of one point.
 MAX_POINTS = 60
 _POINT_S = 2.0
@@ -57,8 +56,6 @@ _MAX_SKEWS = _MAX_UNREAD = 4
 _SILENT_S = 15.0
 #: Maximum number of columns of a name, and of the line of an error.
 _MAX_NAME, _MAX_ERROR = 60, 200
-#: Maximum number of reports that wait to be made.
-_MAX_ASKED = 8
 
 
 class ProcessesPanel:
@@ -72,7 +69,7 @@ class ProcessesPanel:
         self._sources: tuple[Source, ...] = ()
         self._lines: dict[str, ProcessLines] = {}
         #: Ids of the processes whose reports were asked for.
-        self._asked: deque[str] = deque(maxlen=_MAX_ASKED)
+        self._asked: deque[str] = deque(maxlen=8)
         self._sent: Message | None = None
         self._due_s = 0.0
 
@@ -145,7 +142,7 @@ class ProcessesPanel:
         collector = self._processes.collector
         found = [state for state in collector.processes if _clip(state.info.id) == process_id]
         samples = collector.find_history(found[0]).samples() if found else ()
-        html = report_processes(found, samples=samples, all_spans="").html
+        html = report_processes(found, samples=samples).html
         return {"html": html, "wall_s": self._monitor.clock.wall()}
 
 
@@ -255,7 +252,7 @@ class _RowWriter:
         """Return the row of a process on a GPU, or on its host; ``None``: it is not listed."""
         info = state.info
         self._n_rows[info.id] += 1
-        if info.id not in self._listed or self._n_rows[info.id] > _MAX_GPUS_EACH:
+        if info.id not in self._listed or self._n_rows[info.id] > 16:
             return None
         is_running = state.status == "running"
         return {
@@ -338,7 +335,8 @@ def find_silence(state: ProcessState, wall_s: float) -> float | None:
 
     ``None`` where it is not, or where it is of another host, whose clock may be off.
     """
-    is_silent = is_of_this_host(state) and wall_s - state.heard_at > _SILENT_S
+    is_here = state.info.host == socket.gethostname()
+    is_silent = is_here and wall_s - state.heard_at > _SILENT_S
     return state.heard_at if is_silent else None
 
 

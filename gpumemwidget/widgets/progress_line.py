@@ -40,7 +40,9 @@ class WorkInterrupt(KeyboardInterrupt):
 class _Pace:
     """Passes on the words for a progress, not too soon and not too often."""
 
-    def __init__(self, show: Callable[[str], None], clock: Callable[[], float]) -> None:
+    def __init__(
+        self, show: Callable[[str], None], clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._show = show
         self._clock = clock
         self._due_s = clock() + _PATIENCE_S
@@ -92,7 +94,7 @@ _line: ContextVar[_Line | None] = ContextVar("line", default=None)
 
 
 @contextmanager
-def show_progress(what: str, *, clock: Callable[[], float] = time.perf_counter) -> Iterator[None]:
+def show_progress(what: str) -> Iterator[None]:
     """Show below the running cell how far the work in the ``with`` block has got.
 
     In a terminal, and within another such block, nothing is shown.
@@ -105,7 +107,7 @@ def show_progress(what: str, *, clock: Callable[[], float] = time.perf_counter) 
         yield
         return
     line = _Line()
-    pace = _Pace(line.show if hasattr(shell, "kernel") else lambda _words: None, clock)
+    pace = _Pace(line.show if hasattr(shell, "kernel") else lambda _words: None)
     token = _line.set(line)
     try:
         with listen(pace.take):

@@ -15,7 +15,7 @@ import pytest
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
 from gpumemwidget.backends.libraries import list_known_libraries
 from gpumemwidget.backends.protocol import GpuLibrary
-from gpumemwidget.jupyter.references import IPythonShell
+from gpumemwidget.jupyter.extension import IPythonShell
 from gpumemwidget.model.breakdowns import BreakdownDoubt
 from gpumemwidget.model.releases import ReleaseRequest
 from gpumemwidget.releasing.release import execute_release

@@ -154,6 +154,13 @@ class Notebook:
         if theme is not None:
             self.set_theme(theme)
 
+    def reopen(self) -> None:
+        """Shut the kernel down, and open the notebook in a new page, where a new kernel starts."""
+        for session in self._lab.request("/api/sessions"):
+            self._lab.request(f"/api/sessions/{session['id']}", "DELETE")
+        self.load()
+        self.wait_for_kernel()
+
     def set_theme(self, theme: str) -> None:
         """Choose JupyterLab's theme: a setting of the server's, which the next notebook has too."""
         chosen = f'body[data-jp-theme-name="{theme}"]'

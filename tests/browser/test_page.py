@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumemwidget.report.page import render_story
-from gpumemwidget.report.redaction import Redaction
+from gpumemwidget.report.page import Redaction, render_story
 from gpumemwidget.report.trace import report_trace
 from tests.browser.lab import Lab
 from tests.report.trace_examples import make_trace

@@ -27,14 +27,6 @@ def _save(notebook: Notebook, lab: Lab, text: str) -> Path:
     return path
 
 
-def _reopen(notebook: Notebook, lab: Lab) -> None:
-    """Shut the kernel down, and open the notebook in a new page, where a new kernel starts."""
-    for session in lab.request("/api/sessions"):
-        lab.request(f"/api/sessions/{session['id']}", "DELETE")
-    notebook.load()
-    notebook.wait_for_kernel()
-
-
 def _count_visible(notebook: Notebook, text: str) -> int:
     return notebook.page.get_by_text(text).filter(visible=True).count()
 
@@ -70,7 +62,7 @@ def test_saved_dashboard_is_its_snapshot(lab: Lab) -> None:
         )
         path = _save(notebook, lab, "later = 1</code>")
 
-        _reopen(notebook, lab)
+        notebook.reopen()
 
         notebook.wait_until(lambda: _count_visible(notebook, _SNAPSHOT) == 1, "one is a snapshot")
         notebook.wait_until(
@@ -80,7 +72,7 @@ def test_saved_dashboard_is_its_snapshot(lab: Lab) -> None:
         assert "later = 1" in notebook.output(1)
 
         _make_untrusted(path)
-        _reopen(notebook, lab)
+        notebook.reopen()
 
         notebook.wait_until(lambda: _count_visible(notebook, _SNAPSHOT) == 2, "both are snapshots")
         assert notebook.page.get_by_text(_DEAD).count() == 0
@@ -139,7 +131,7 @@ def test_reports_stay_without_their_kernel(lab: Lab) -> None:
         error, shown = saved["cells"][2]["outputs"]
         assert (error["output_type"], set(shown["data"])) == ("error", {"text/plain", "text/html"})
 
-        _reopen(notebook, lab)
+        notebook.reopen()
 
         card.wait_for()
         assert card.locator(".gmw-out tr").count() == n_rows

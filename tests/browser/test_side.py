@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from tools.pictures import HOST_CARD, LOAD_CARDS
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 _LOAD = write_load(1, 1)
-_SAVED = Path(__file__).parent / "saved"
 _LOAD_AGAIN = "%load_ext gpumemwidget"
 _FILL = "stage.train(0)"
 
@@ -316,36 +314,13 @@ def test_a_note_without_a_panel_is_the_snapshot_alone(side_lab: Lab) -> None:
         path = side_lab.folder / notebook.name
         notebook.save()
         notebook.wait_until(lambda: "Snapshot" in path.read_text("utf-8"), "it is saved")
-        for session in side_lab.request("/api/sessions"):
-            side_lab.request(f"/api/sessions/{session['id']}", "DELETE")
 
-        notebook.load()
-        notebook.wait_for_kernel()
+        notebook.reopen()
         snapshots = notebook.page.get_by_text("Snapshot of the dashboard").filter(visible=True)
         notebook.wait_until(lambda: snapshots.count() == 1, "there is one snapshot")
 
         assert "beside the notebook" not in notebook.output(1) + notebook.output(2)
         assert notebook.cell(2).locator("button:visible", has_text="Show it").count() == 0
-
-
-def test_outputs_that_an_older_release_saved_are_as_they_were(side_lab: Lab) -> None:
-    """The snapshot stands below the cell, and running the cells anew makes it live."""
-    name = "dashboard-0.1.ipynb"
-    saved = (_SAVED / name).read_text("utf-8")
-    (side_lab.folder / name).write_text(saved.replace("'.'", repr(str(Path.cwd()))), "utf-8")
-    with side_lab.open_file(name) as notebook:
-        notebook.wait_for_kernel()
-        snapshot = notebook.page.get_by_text("Snapshot of the dashboard")
-        assert snapshot.filter(visible=True).count() == 1
-        assert (
-            notebook.page.get_by_text("Error displaying widget").filter(visible=True).count() == 0
-        )
-
-        notebook.run(0)
-        notebook.run(1)
-
-        notebook.cell(1).locator(".gmd[data-drawn]").wait_for()
-        _wait_for_status(notebook, "GPU 0.5 / 80 GiB")
 
 
 def test_without_the_panel_the_dashboard_is_below_the_cell(lab: Lab) -> None:

@@ -36,10 +36,6 @@ def _run_dashboard(notebook: Notebook) -> None:
     notebook.page.wait_for_selector(".gmd[data-drawn]")
 
 
-def _chip(notebook: Notebook, device: str) -> str:
-    return notebook.page.locator(f'.gmd-chip[data-device="{device}"]').inner_text()
-
-
 def _wait_for_chip(notebook: Notebook, device: str, pattern: str) -> None:
     chip = notebook.page.locator(f'.gmd-chip[data-device="{device}"]')
     expect(chip).to_have_text(re.compile(pattern), timeout=60_000, use_inner_text=True)
@@ -168,11 +164,11 @@ def test_cells_that_kept_most_are_named_and_heads_sort(worked: Notebook) -> None
     assert "take(20," in codes.first.inner_text(), "the newest is first"
     head = page.locator('.gmd-cells [data-sort="change"]')
     head.locator("button").click()
-    assert head.get_attribute("aria-sort") == "descending"
+    expect(head).to_have_attribute("aria-sort", "descending", timeout=20_000)
     taken = [int(code.split("(")[1].split(",")[0]) for code in codes.all_inner_texts()]
     assert taken == [50, 30, 20, 10]
     head.locator("button").press("Enter")
-    assert head.get_attribute("aria-sort") == "ascending"
+    expect(head).to_have_attribute("aria-sort", "ascending", timeout=20_000)
     assert "take(50," in codes.last.inner_text()
     most.locator("button").first.click()
     page.locator(".gmd-reset").click()

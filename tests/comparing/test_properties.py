@@ -13,14 +13,13 @@ from hypothesis import given, reject
 from hypothesis import strategies as st
 
 import gpumemwidget
-from gpumemwidget.comparing.compare import Comparison, compare
-from gpumemwidget.comparing.totals import compare_sides
+from gpumemwidget.comparing import Comparison, compare, compare_sides
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.cells import CellDevice, CellRecord, Span
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount, MemoryKind, Owned
 from gpumemwidget.model.predictions import Bytes
-from gpumemwidget.model.processes import DevicePeak, ProcessInfo, ProcessState, SpanRecord
+from gpumemwidget.model.processes import DevicePeak, ProcessInfo, ProcessState
 from gpumemwidget.model.traces import CellTrace, HostLine, HostLines, Origin, PeakPart
 from gpumemwidget.session.step_predictions import Prediction
 from tests.report.examples import make_gpu_cell
@@ -120,20 +119,14 @@ def predictions(draw: st.DrawFn) -> Prediction:
 
 @st.composite
 def recordings(draw: st.DrawFn) -> _Recorded:
-    """Recorded processes with peaks and spans on any devices."""
+    """Recorded processes with peaks on any devices."""
     states = []
     gpus = draw(_GPUS)
     for label in draw(st.lists(_NAMES, max_size=3)):
         devices = [*draw(st.sampled_from([gpus, gpus[:1]])), HOST]
         peaks = [DevicePeak(device, n := draw(_MAYBE_BYTES), n) for device in devices]
-        found = [
-            SpanRecord(name, 0.0, 1.0, "ok", (CellDevice(device, span, span, "exact", 0, 0),))
-            for device in gpus
-            for name in draw(st.lists(_LABELS, max_size=3))
-            for span in [draw(spans())]
-        ]
         info = ProcessInfo("id", "h", 1, "python t.py", 0.0, "actor", label=label)
-        states.append(ProcessState(info, "ended", 1.0, peaks=tuple(peaks), spans=tuple(found)))
+        states.append(ProcessState(info, "ended", 1.0, peaks=tuple(peaks)))
     return tuple(states)
 
 
@@ -190,9 +183,8 @@ def test_rows_add_up_and_are_mirrored(
     found, mirrored = _compare(a, b), _compare(b, a)
 
     for total in found.totals:
-        if total.measure != "peaks of spans":
-            assert sum(row.change_bytes for row in total.rows) == (total.change_bytes or 0)
-            assert not total.rows or None not in (total.a_bytes, total.b_bytes)
+        assert sum(row.change_bytes for row in total.rows) == (total.change_bytes or 0)
+        assert not total.rows or None not in (total.a_bytes, total.b_bytes)
         assert all(row.a_bytes != row.b_bytes for row in total.rows)
         if total.measure == "kept by the cell":  # The host's lines leave nothing.
             assert "not attributed" not in [row.what for row in total.rows]
@@ -205,14 +197,12 @@ def test_rows_add_up_and_are_mirrored(
 
 
 @given(a=recordings(), b=recordings())
-def test_no_process_and_no_span_is_lost(a: _Recorded, b: _Recorded) -> None:
-    """Totals are the sums of all known peaks; each span of each process has a row if it differs.
+def test_no_process_is_lost(a: _Recorded, b: _Recorded) -> None:
+    """Totals are the sums of all known peaks.
 
     Where each side has one GPU these are one figure, whatever its number is.
     """
-    bare = tuple(replace(state, spans=()) for state in a)
-
-    found, of_spans = _compare(a, b), _compare(a, bare)
+    found = _compare(a, b)
 
     for total in found.totals:
         for side, n_bytes in ((a, total.a_bytes), (b, total.b_bytes)):
@@ -224,17 +214,8 @@ def test_no_process_and_no_span_is_lost(a: _Recorded, b: _Recorded) -> None:
             ]
             if n_bytes and peaks:
                 assert n_bytes == sum(peak or 0 for peak in peaks)
-    highest: dict[tuple[int, str, str], int] = {}
-    for place, state in enumerate(a):
-        for span in state.spans:
-            (device,) = span.devices
-            key = place, span.name, device.device
-            highest[key] = max(highest.get(key, 0), device.allocated.peak_bytes or 0)
-    rows = [r.a_bytes for t in of_spans.totals if t.measure == "peaks of spans" for r in t.rows]
-    assert sorted(n or 0 for n in rows) == sorted(n for n in highest.values() if n)
     sides = [
-        {device.device for state in side for span in state.spans for device in span.devices}
-        | {peak.device for state in side for peak in state.peaks if peak.device != HOST}
+        {peak.device for state in side for peak in state.peaks if peak.device != HOST}
         for side in (a, b)
     ]
     if len(sides[0]) == len(sides[1]) == 1:

@@ -268,10 +268,10 @@ def test_events_are_their_own_devices() -> None:
         + """
 import torch
 cell("import torch; a = torch.ones(1 << 20, device='cuda:0'); b = torch.ones(1, device='cuda:1')")
-from gpumemwidget.jupyter import cards as cell_cards
+from gpumemwidget.jupyter import outputs as cell_outputs
 cards = []
-show = cell_cards.show_card
-cell_cards.show_card = lambda card, session: (cards.append(card), show(card, session))
+show = cell_outputs.show_card
+cell_outputs.show_card = lambda card, session: (cards.append(card), show(card, session))
 cell("c = torch.empty(64 << 20, dtype=torch.uint8, device='cuda:1'); del c")
 peaks = {d.device: d.allocated.rise_bytes for d in monitor.ledger[-1].devices}
 cell('''with __import__("gpumemwidget").trace() as t:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from IPython.core.interactiveshell import InteractiveShell
 
-from gpumemwidget.jupyter import cards as cell_cards
+from gpumemwidget.jupyter import outputs as cell_outputs
 from gpumemwidget.model.ooms import OomCard
 from gpumemwidget.report.oom import word_remedy
 from gpumemwidget.session.oom_watch import OomWatch
@@ -52,13 +52,13 @@ def shell(tmp_path: Path) -> Iterator[InteractiveShell]:
 def cards(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> list[OomCard]:
     """The cards that were shown; each still is."""
     cards: list[OomCard] = []
-    show = cell_cards.show_card
+    show = cell_outputs.show_card
 
     def keep(card: OomCard, session: Session) -> None:
         cards.append(card)
         show(card, session)
 
-    monkeypatch.setattr(cell_cards, "show_card", keep)
+    monkeypatch.setattr(cell_outputs, "show_card", keep)
     return cards
 
 
@@ -235,10 +235,10 @@ def test_the_first_touch_in_the_cell() -> None:
     out = run_python(
         SHELL
         + f"""
-from gpumemwidget.jupyter import cards as cell_cards
+from gpumemwidget.jupyter import outputs as cell_outputs
 def show(card, session):
     print("CARD", card.event.requested_bytes, card.event.frames != (), card.notes)
-cell_cards.show_card = show
+cell_outputs.show_card = show
 cell("import torch\\ntorch.empty({HUGE}, dtype=torch.uint8, device='cuda')")
 cell("%unload_ext gpumemwidget")
 """
@@ -296,7 +296,7 @@ def test_nothing_is_allocated_to_look(
 
         return watched
 
-    for owner, name in ((OomWatch, "_keep"), (cell_cards.OomCards, "end")):
+    for owner, name in ((OomWatch, "_keep"), (cell_outputs.OomCards, "end")):
         monkeypatch.setattr(owner, name, count(vars(owner)[name]))
 
     run(shell, f"h = model(x)\ntorch.empty({HUGE}, device='cuda')")

@@ -12,7 +12,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
-from gpumemwidget.jupyter import cards as cell_cards
+from gpumemwidget.jupyter import outputs
 from gpumemwidget.model.ooms import OomCard
 from gpumemwidget.session import oom_watch
 from tests.jupyter.machine import Machine
@@ -46,7 +46,7 @@ def cards(monkeypatch: pytest.MonkeyPatch) -> list[OomCard]:
     cards: list[OomCard] = []
     monkeypatch.setattr(oom_watch, "_ACCOUNT_BUDGET_S", 60.0)
     monkeypatch.setattr(oom_watch, "_CARD_BUDGET_S", 120.0)
-    monkeypatch.setattr(cell_cards, "show_card", lambda card, _extension: cards.append(card))
+    monkeypatch.setattr(outputs, "show_card", lambda card, _extension: cards.append(card))
     return cards
 
 
@@ -56,6 +56,15 @@ def make_machine(
 ) -> Callable[..., Machine]:
     """Put simulated GPUs in the machine's place, for an extension that is still to be loaded."""
     return partial(Machine, shell, monkeypatch, capsys)
+
+
+@pytest.fixture
+def cells(make_machine: Callable[..., Machine]) -> Machine:
+    """A shell with the extension, on a simulated GPU that is in use."""
+    cells = make_machine()
+    cells.allocator.touch(0)
+    cells.run("%load_ext gpumemwidget\nimport gpumemwidget")
+    return cells
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.session.session import current_session
 from gpumemwidget.testing import SimulatedDriver, SimulatedGpus, simulate_torch
 
-__all__ = ["GIB", "MIB", "TOTAL", "Machine"]
+__all__ = ["GIB", "MIB", "TOTAL", "Machine", "has_run_meanwhile"]
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -65,3 +67,31 @@ class Machine:
     def last(self) -> CellRecord:
         """The last cell."""
         return current_session().monitor.ledger[-1]
+
+
+def has_run_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+    hardware: Hardware,
+    ask: Callable[[], object],
+    run_cell: Callable[[], object],
+) -> bool:
+    """Whether a cell runs to its end while the driver has not answered what a page asks."""
+    is_asked, has_answered = threading.Event(), threading.Event()
+    list_all_devices = hardware.list_all_devices
+
+    def list_late() -> Any:
+        is_asked.set()
+        assert has_answered.wait(60)
+        return list_all_devices()
+
+    monkeypatch.setattr(hardware, "list_all_devices", list_late)
+    asking, cell = threading.Thread(target=ask), threading.Thread(target=run_cell)
+    asking.start()
+    assert is_asked.wait(60)
+    cell.start()
+    cell.join(30)
+    has_run = not cell.is_alive()
+    has_answered.set()
+    asking.join()
+    cell.join()
+    return has_run

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,19 +11,6 @@ import gpumemwidget
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.session.session import current_session
 from tests.jupyter.machine import Machine
-
-
-@pytest.fixture
-def cells(make_machine: Callable[..., Machine]) -> Iterator[Machine]:
-    cells = make_machine()
-    cells.allocator.touch(0)
-    cells.run("%load_ext gpumemwidget\nimport gpumemwidget")
-
-    yield cells
-
-    cells.run("%unload_ext gpumemwidget")
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
 
 # -- What is said ----------------------------------------------------------------------------------
 
@@ -108,19 +94,6 @@ def test_the_cell_that_crosses_it_is_told_by_its_peak(cells: Machine) -> None:
     )
     over = [record.devices[0].is_over_budget for record in current_session().monitor.ledger]
     assert over == [False, False, False, True, False]
-
-
-def test_the_ledger_and_the_line_show_the_mark(cells: Machine) -> None:
-    cells.run("%membudget 100MiB")
-    cells.run("%memtrace on")
-
-    line = cells.run("b = gpu.allocate(120 << 20)")
-    ledger = cells.run("%memledger")
-
-    assert "! above its budget of 100.00 MiB" in line.splitlines()[0]
-    assert line.splitlines()[1].startswith("cuda:0 exceeded its budget of 100.00 MiB: 120.00")
-    assert "! 120.00 MiB" in ledger
-    assert "! above the cell's budget (%membudget)" in ledger
 
 
 @pytest.mark.parametrize("options", ["", " --device host"])

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,21 +13,17 @@ import pytest
 import torch
 from IPython.core.displaypub import CapturingDisplayPublisher
 
-from gpumemwidget.progress import listen
 from gpumemwidget.widgets.page import read_css, read_plotly
 from tests.jupyter.page import Page, unpack_rows
 
 _MIB = 1024**2
-_MOST_OPENING_BYTES = 1_300_000
-#: JupyterLab's frames around the state: headers, the layout's own message.
-_FRAMES_BYTES = 4_000
 
 
 @pytest.fixture
 def page(shell: Any, monkeypatch: pytest.MonkeyPatch) -> Page:
     # A busy machine may take longer for what is exact here.
     monkeypatch.setattr("gpumemwidget.ownership.account.LIST_BUDGET_S", 60.0)
-    monkeypatch.setattr("gpumemwidget.widgets.variables_panel._SUM_BUDGET_S", 60.0)
+    monkeypatch.setattr("gpumemwidget.widgets.panels._SUM_BUDGET_S", 60.0)
     shell.run_line_magic("load_ext", "gpumemwidget")
     shell.user_ns["torch"] = torch
     return Page(shell)
@@ -38,20 +32,6 @@ def page(shell: Any, monkeypatch: pytest.MonkeyPatch) -> Page:
 def _find(messages: list[dict[str, Any]], kind: str) -> dict[str, Any]:
     (message,) = [message for message in messages if message["kind"] == kind]
     return message
-
-
-def test_opening_message_is_small_enough(page: Page) -> None:
-    """After a session of any length: our own code and a piece of the past, and plotly.js."""
-    for number in range(120):
-        page.run(f"value_{number} = 'a line of code that is long enough to be cut' * 4")
-    for _ in range(3000):
-        page.monitor.read_now()
-
-    state = page.dashboard.get_state()
-
-    binary = len(state["snapshot"].pop("data")) + len(read_plotly())
-    size = binary + len(json.dumps(state, ensure_ascii=False).encode()) + _FRAMES_BYTES
-    assert size < 0.6 * _MOST_OPENING_BYTES
 
 
 def test_state_is_made_when_it_is_asked_for(page: Page) -> None:
@@ -102,20 +82,6 @@ def test_variables_are_listed_and_summed_on_demand(page: Page) -> None:
     assert part["kind"] == "view"
     assert part["shared_with"] == ("big",)
     assert _find(both, "sum")["frees_bytes"] == big["held_bytes"]
-
-
-def test_a_ctrl_c_ends_the_counting_where_sigint_is_ignored(page: Page) -> None:
-    """As ipykernel does between its messages, where the counting runs."""
-    page.run("kept = [[{}] for _ in range(50_000)]; big = torch.ones(1024, 1024)")
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with listen(lambda _progress: signal.raise_signal(signal.SIGINT)):
-            answer = _find(page.say("sum", id="1", names=["big"], keep=False), "sum")
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-    assert answer["error"] == "interrupted; nothing was changed"
 
 
 def test_account_adds_up_and_is_opened(page: Page) -> None:

@@ -166,18 +166,6 @@ def test_a_magic_of_the_users_own_comes_back(shell: InteractiveShell) -> None:
     assert shell.magics_manager.magics["line"]["memstat"] is memstat
 
 
-def test_cells_are_recorded_between_load_and_unload(shell: InteractiveShell) -> None:
-    """The cell that loads from there on, the one that unloads not."""
-    shell.run_cell("%load_ext gpumemwidget", store_history=True)
-    ledger = gpumemwidget.monitor().ledger
-
-    shell.run_cell("x = 1", store_history=True)
-    shell.run_cell("%unload_ext gpumemwidget", store_history=True)
-    shell.run_cell("x = 2", store_history=True)
-
-    assert [record.first_line for record in ledger] == ["%load_ext gpumemwidget", "x = 1"]
-
-
 @pytest.mark.parametrize(
     "call",
     [

@@ -9,7 +9,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import gpumemwidget
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.jupyter.memtrace import Outputs
+from gpumemwidget.jupyter.outputs import Outputs
 from gpumemwidget.session.session import Session, current_session
 
 

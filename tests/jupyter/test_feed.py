@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from gpumemwidget.recording.monitor import Monitor
 from gpumemwidget.testing import SimulatedGpus, simulate_torch
 from gpumemwidget.widgets.feed import _MAX_ROWS_BYTES, Feed, pack_rows
 from tests.clock import ManualClock
+from tests.jupyter.machine import has_run_meanwhile
 from tests.jupyter.page import unpack_rows
 from tests.report.examples import make_leak
 
@@ -50,10 +51,6 @@ class _Session:
         sample = Sample(self.clock.now(), self.monitor.hardware.read())
         self.monitor.history.append(sample)
         self.feed.send_samples([sample])
-
-    def sample_quietly(self) -> None:
-        """The sampler has taken a sample of which the feed has not heard."""
-        self.monitor.history.append(Sample(self.clock.now(), self.monitor.hardware.read()))
 
     def run_cell(self) -> None:
         self.monitor.start_cell(execution_count=3, cell_id="c", source="train()")
@@ -94,27 +91,9 @@ def test_sample_is_one_row_in_a_binary_message(session: _Session) -> None:
     assert devices["devices"][0]["device"] == "cuda:0"
     assert first["devices"] == ("cuda:0",)
     assert first["seq"] == devices["seq"] + 1
-    assert first["running_s"] is None
+    assert (first["running_s"], first["wall_offset_s"]) == (None, 4990.0)
     assert unpack_rows(first["buffers"][0], 1) == [(10.5, [(100 * _MIB,) * 4])]
     assert second["seq"] == first["seq"] + 1
-
-
-def test_samples_of_one_tick_are_one_message(session: _Session) -> None:
-    """The ends of the cells since the last tick come with it; Run All makes hundreds of them."""
-    session.see()
-    session.sample()
-    session.take_sent()
-    for _ in range(100):
-        session.run_cell()
-    session.monitor.start_cell(execution_count=4, cell_id="d", source="more()")
-    started = session.take_sent()[-1]
-
-    session.feed.send_samples(session.monitor.history.samples()[-201:])
-
-    devices, message = session.take_sent()
-    assert (devices["seq"], message["seq"]) == (started["seq"] + 1, started["seq"] + 2)
-    assert message["running_s"] == session.clock.now()
-    assert len(unpack_rows(message["buffers"][0], 1)) == 201
 
 
 def test_new_device_is_told_before_its_first_row(session: _Session) -> None:
@@ -308,18 +287,6 @@ def test_page_left_in_mid_cell_may_come_back(session: _Session) -> None:
     assert not session.feed.is_seen
 
 
-def test_update_tells_the_clock(session: _Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page knows what time it is after a sleep."""
-    session.see()
-    session.sample()
-    monkeypatch.setattr(session.clock, "wall", lambda: 9030.0)
-
-    session.sample(30.0)
-
-    before, after = (message["wall_offset_s"] for message in session.take_sent()[-2:])
-    assert (before, after) == (4990.0, 9030.0 - session.clock.now())
-
-
 def test_limit_that_a_cell_set_is_told(session: _Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the first update after the cell, and not with each."""
     session.see()
@@ -344,32 +311,12 @@ def test_a_cell_runs_while_a_driver_is_asked(
 ) -> None:
     """A driver may hang: no cell waits for what a view is told of the devices."""
     session.see()
-    is_asked, has_answered = threading.Event(), threading.Event()
+    sample = Sample(10.0, session.monitor.hardware.read())
+    session.monitor.history.append(sample)
+    work = partial(getattr(session.feed, ask), *[[sample]] * ("samples" in ask))
 
-    def list_all_devices() -> tuple[()]:
-        is_asked.set()
-        assert has_answered.wait(60)
-        return ()
-
-    monkeypatch.setattr(session.monitor.hardware, "list_all_devices", list_all_devices)
-    asking = threading.Thread(
-        target=getattr(session.feed, ask),
-        args=([Sample(10.0, session.monitor.hardware.read())],) if "samples" in ask else (),
-    )
-    session.sample_quietly()
-    asking.start()
-    assert is_asked.wait(60)
-    cell = threading.Thread(target=session.run_cell)
-    cell.start()
-
-    cell.join(30)
-    has_run = not cell.is_alive()
-    has_answered.set()
-    asking.join()
-    cell.join()
-
-    assert has_run
-    assert [message["kind"] for message in session.take_sent()][:2] == ["started", "ended"]
+    assert has_run_meanwhile(monkeypatch, session.monitor.hardware, work, session.run_cell)
+    assert _list_kinds(session.take_sent())[:2] == ["started", "ended"]
 
 
 # -- Rows ------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from gpumemwidget.jupyter import cell_events
+from gpumemwidget.jupyter import extension
 from gpumemwidget.session.session import Session, current_session
 from tests.jupyter.notebook import Notebook, open_notebook
 
@@ -94,7 +94,7 @@ def test_one_in_the_first_lines_of_a_callback_is_not_lost(
 
     def interrupt(*_: object) -> None:
         shell.events.unregister(event, interrupt)
-        _interrupt_call(monkeypatch, cell_events, "InterruptHold")
+        _interrupt_call(monkeypatch, extension, "InterruptHold")
 
     shell.events.register(event, interrupt)
     shell.events.callbacks[event].insert(0, shell.events.callbacks[event].pop())

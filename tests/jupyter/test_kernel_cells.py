@@ -107,8 +107,6 @@ def test_cells_of_a_subshell_are_not_recorded(notebook: Notebook) -> None:
 
 # -- Out of memory ---------------------------------------------------------------------------------
 
-_FAIL = "import numpy\nnumpy.ones((2**22, 2**22), dtype='uint8')"
-
 
 def _list_cards(cell: Cell) -> list[int]:
     """The places of the cards among a cell's outputs."""

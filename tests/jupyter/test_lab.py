@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,7 @@ from gpumemwidget.widgets import lab
 from gpumemwidget.widgets.dashboard import Dashboard
 from gpumemwidget.widgets.lab import LabLink
 from tests.clock import ManualClock
-from tests.jupyter.machine import GIB, Machine
+from tests.jupyter.machine import GIB, Machine, has_run_meanwhile
 
 Message = dict[str, Any]
 
@@ -247,34 +246,13 @@ def test_a_cell_runs_while_a_driver_is_asked(page: _Page, monkeypatch: pytest.Mo
     """A driver may hang: no cell waits for what the panel is told of the devices."""
     page.look()
     page.machine.run("kept = gpu.allocate(1 << 30)")
-    is_asked, has_answered = threading.Event(), threading.Event()
-    list_all_devices = page.session.hardware.list_all_devices
-
-    def list_late() -> Any:
-        is_asked.set()
-        assert has_answered.wait(60)
-        return list_all_devices()
-
-    monkeypatch.setattr(page.session.hardware, "list_all_devices", list_late)
-    tick = threading.Thread(target=page.tick)
-    tick.start()
-    assert is_asked.wait(60)
     monitor = page.session.monitor
 
     def run_cell() -> None:
         monitor.start_cell(execution_count=9, cell_id=None, source="1")
         monitor.end_cell(status="ok")
 
-    cell = threading.Thread(target=run_cell)
-    cell.start()
-
-    cell.join(30)
-    has_run = not cell.is_alive()
-    has_answered.set()
-    tick.join()
-    cell.join()
-
-    assert has_run
+    assert has_run_meanwhile(monkeypatch, page.session.hardware, page.tick, run_cell)
     assert page.memory(page.comm.sent)["allocated_bytes"] == GIB
 
 

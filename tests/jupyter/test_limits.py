@@ -76,17 +76,6 @@ def test_a_cell_runs_into_the_limit(gpus: Machine) -> None:
     assert (device.device, device.num_ooms) == ("cuda:0", 1)
 
 
-def test_a_limit_under_what_is_reserved(gpus: Machine) -> None:
-    """It says what happens then, and by which commands memory is given back."""
-    gpus.say("a, b = gpu.allocate(60 << 20), gpu.allocate(40 << 20); gpu.free(b)")
-
-    shown = gpus.say("%memlimit 50MiB")
-
-    assert "cuda:0 has 50.00 MiB more reserved than its limit" in shown
-    assert "torch.cuda.empty_cache() gives back what is cached" in shown
-    assert "DeviceFullError" in gpus.say("c = gpu.allocate(41 << 20)")
-
-
 def test_a_limit_waits_for_the_first_use(load: Load) -> None:
     """Nothing is in use yet, so it is for every GPU: and stands before the first byte."""
     gpus = load(is_initialized=False)

@@ -20,9 +20,8 @@ from gpumemwidget.model.ownership import DeviceBytes
 from gpumemwidget.model.releases import ReleaseReport, ReleaseStepKind, StopKind
 from gpumemwidget.recording.running_cell import has_only_own_magics
 from gpumemwidget.report.cell import report_cell_line, report_ledger
-from gpumemwidget.report.release import report_plan, report_release
+from gpumemwidget.report.release import report_explanation, report_plan, report_release
 from gpumemwidget.report.render.output import Report
-from gpumemwidget.report.why import report_explanation
 
 MEMTRACE_TAKES = (
     "%memtrace takes on, off, or --load FILE with --lines; other options go above a cell, with "
@@ -159,18 +158,6 @@ def test_a_part_is_refused_with_the_command_that_frees_it(loaded: InteractiveShe
         )
 
 
-def test_memstat_shows_every_device_and_leaves_no_value(loaded: InteractiveShell) -> None:
-    """With what the memory is for."""
-    loaded.run_cell("import torch\nmodel = torch.nn.Linear(300, 300)", store_history=True)
-
-    (output,) = _run(loaded, "%memstat")
-
-    assert "host" in _get_text(output)
-    assert re.search(r"parameters +352\.73 KiB", _get_text(output))
-    assert "<table" in output.data["text/html"]
-    assert loaded.user_ns["Out"] == {}
-
-
 def test_memvars_says_where_a_name_without_a_row_is(loaded: InteractiveShell) -> None:
     """The row that has all of its memory names it."""
     _run(loaded, "import torch\ninputs = torch.ones(512, 512); first_rows = inputs[:8]")
@@ -266,16 +253,6 @@ def test_memrelease_shows_a_plan_and_changes_nothing(loaded: InteractiveShell) -
 
     assert _get_text(output) == report_plan(gpumemwidget.plan_release("x", "y")).text
     assert loaded.user_ns["x"] is loaded.user_ns["y"] is not None
-
-
-def test_memrelease_sets_the_names_to_none_and_reports(loaded: InteractiveShell) -> None:
-    loaded.run_cell("x = bytearray(10)\ny = bytearray(10)", store_history=True)
-
-    (output,) = _run(loaded, "%memrelease x y")
-
-    assert loaded.user_ns["x"] is loaded.user_ns["y"] is None
-    assert "gc.collect" in _get_text(output)
-    assert loaded.user_ns["Out"] == {}
 
 
 @pytest.mark.parametrize("code", ["%memrelease x", "gpumemwidget.release('x')"])

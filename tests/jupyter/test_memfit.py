@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,14 +21,9 @@ seen = []
 
 
 @pytest.fixture
-def cells(make_machine: Callable[..., Machine]) -> Iterator[Machine]:
-    cells = make_machine()
-    cells.allocator.touch(0)
-    cells.run(f"%load_ext gpumemwidget\nimport gpumemwidget\n{_MODEL}")
-
-    yield cells
-
-    cells.run("%unload_ext gpumemwidget")
+def cells(cells: Machine) -> Machine:
+    cells.run(_MODEL)
+    return cells
 
 
 # -- The card --------------------------------------------------------------------------------------
@@ -45,14 +39,6 @@ def test_a_cell_is_predicted_and_not_run(cells: Machine) -> None:
     assert "3  loss.backward()" in said
     assert "no\n" not in said
     assert cells.run("print(seen, 'loss' in globals(), model.weight.grad)") == "[] False None\n"
-
-
-def test_the_largest_batch_of_a_name(cells: Machine) -> None:
-    """Only sizes that were predicted are answered."""
-    said = cells.run("%%memfit --on 2GiB --batch x\nloss = model(x).sum()\nloss.backward()")
-
-    assert said.startswith("The largest batch that fits in 2.00 GiB: ")
-    assert "too close to say" in said
 
 
 _TRAINING = """
@@ -153,8 +139,8 @@ def test_a_line_of_another_cell_is_named_by_its_number(cells: Machine) -> None:
     refused = cells.run("%%memfit --on T4\nsave(model(x))")
     told = cells.run("%%memfit --on T4\nread(model(x))")
 
-    assert "(line 2 of In [2])." in refused
-    assert "line 5 of In [2]: a value" in told
+    assert "(line 2 of In [3])." in refused
+    assert "line 5 of In [3]: a value" in told
 
 
 # -- How it compares -------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpumemwidget.jupyter.memtrace import MemtraceLine
+from gpumemwidget.jupyter.outputs import MemtraceLine
 from gpumemwidget.model.traces import TraceRequest
 
 
@@ -34,7 +34,6 @@ def line(asked: list[TraceRequest | None]) -> MemtraceLine:
         ("%%memtrace\n%%time\nx = 1\n", "%%time\nx = 1\n"),
         ("%%memtrace\n\n%%time\nx = 1\n", "%%time\nx = 1\n"),
         ("%%memtrace\n  %%time\n  x = 1\n", "%%time\nx = 1\n"),
-        ("%%memtrace\n%%memtrace --lines 1\nx = 1\ny\n", "\nx = 1\ny\n"),
         ("%%memtrace\n# x\n", "\n# x\n"),
         ("%%memtrace\n\n", "\n\n"),
         ("%%memtrace\n   ", "\n"),

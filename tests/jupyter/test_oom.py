@@ -168,23 +168,6 @@ def test_what_is_said(loaded: InteractiveShell, cards: list[OomCard]) -> None:
     ]
 
 
-def test_variables_of_a_running_function_are_told_apart(
-    loaded: InteractiveShell, cards: list[OomCard]
-) -> None:
-    """Each by its own name, with all that it holds."""
-    run(
-        loaded,
-        "def step():\n    h = gpu.make(30)\n    parts = [gpu.make(20), gpu.make(5)]\n"
-        "    return gpu.make(180)\nstep()",
-    )
-
-    (card,) = cards
-    assert [(each.owner, each.n_bytes) for each in card.owners] == [
-        ("running: step() line 4: h", 30 * MIB),
-        ("running: step() line 4: parts", 25 * MIB),
-    ]
-
-
 def test_what_is_promised_is_kept(
     loaded: InteractiveShell, gpu: Gpu, cards: list[OomCard], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -199,21 +182,6 @@ def test_what_is_promised_is_kept(
     assert way.gives_bytes == held - before == 30 * MIB
     assert gpu.allocated_bytes == before
     assert "30.00 MiB on cuda:0" in capsys.readouterr().out
-
-
-def test_an_exception_that_is_raised_from_another(
-    loaded: InteractiveShell, cards: list[OomCard]
-) -> None:
-    """The earlier one still stands in the chain of the last: what it holds is counted once."""
-    run(loaded, STEP)
-    run(
-        loaded,
-        "import sys\ndef again():\n    h = gpu.make(50)\n    gpu.make(180)\n"
-        "try:\n    raise sys.last_value\nexcept torch.OutOfMemoryError:\n    again()",
-    )
-
-    (way,) = (way for way in cards[1].ways if way.kind == "last exception")
-    assert way.gives_bytes == 80 * MIB
 
 
 def test_nothing_is_held(loaded: InteractiveShell, cards: list[OomCard]) -> None:
@@ -346,23 +314,6 @@ def test_the_one_that_ends_the_cell(
     assert card.event.requested_bytes == (requested_mib and requested_mib * MIB)
     assert card.n_caught == n_caught
     assert (card.place or "").endswith(f"], line {line}")
-
-
-def test_a_class_of_the_users(loaded: InteractiveShell, cards: list[OomCard]) -> None:
-    """What it would answer is not asked."""
-    run(
-        loaded,
-        "asked = []\n"
-        "class Hostile(torch.OutOfMemoryError):\n"
-        "    def __eq__(self, other):\n        asked.append('==')\n        return True\n"
-        "    __hash__ = None\n"
-        "    @property\n    def args(self):\n        asked.append('args')\n",
-    )
-
-    run(loaded, "gpu.make(300, Hostile)")
-
-    assert len(cards) == 1
-    assert loaded.user_ns["asked"] == []
 
 
 def test_in_a_traced_cell(loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ import pytest
 import torch
 from IPython.utils.capture import capture_output
 
-from gpumemwidget.jupyter.cards import show_card
+from gpumemwidget.jupyter.outputs import show_card
 from gpumemwidget.model.ooms import OomCard, Remedy
 from gpumemwidget.model.predictions import PredictedRemedy
 from gpumemwidget.progress import Stage, report_progress
@@ -347,20 +347,6 @@ def test_unloading_ends_the_buttons(page: _Page, shell: Any) -> None:
     assert page.buttons.comm is None
     assert page.shell.user_ns["big"] is not None
     page.buttons.close()
-
-
-def test_terminal_shows_the_text_alone(
-    shell: Any, page: _Page, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """There is nothing to click in it."""
-    before = page.buttons.describe()
-
-    capsys.readouterr()
-    show_card(make_card(), current_session())
-    out = capsys.readouterr().out
-
-    assert out.startswith("You are about 1.40 GiB short.")
-    assert page.buttons.describe() == before
 
 
 def test_buttons_stand_in_the_rows_of_their_ways_beside_a_prediction(

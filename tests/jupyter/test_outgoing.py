@@ -13,7 +13,7 @@ import pytest
 
 from gpumemwidget.session.session import current_session
 from gpumemwidget.widgets.oom_buttons import CardButtons
-from gpumemwidget.widgets.outgoing import MAX_KEPT, MAX_KEPT_CHARS, Outgoing
+from gpumemwidget.widgets.page import MAX_KEPT_CHARS, Outgoing
 from tests.jupyter.cards import add_card
 from tests.jupyter.page import Message, Page, unpack_rows
 from tests.report.oom_examples import make_card
@@ -68,62 +68,18 @@ def test_outside_of_colab_a_message_goes_out_as_it_is() -> None:
     assert not outgoing.is_polled
 
 
-def test_message_of_a_background_thread_waits_for_the_question(in_colab: None) -> None:
-    """In the order in which they were sent, as one message, and once."""
-    widget, outgoing = _make_outgoing(is_running=True)
-    _send_from_thread(outgoing, {"kind": "a"}, b"\0\xff")
-    _send_from_thread(outgoing, {"kind": "b"})
-    before = [*widget.sent]
-
-    outgoing.send_kept()
-    outgoing.send_kept()
-
-    kept = [{"kind": "a", "buffers": ["AP8="]}, {"kind": "b"}]
-    assert before == []
-    assert widget.sent == [
-        ({"kind": "batch", "messages": kept}, []),
-        ({"kind": "batch", "messages": []}, []),
-    ]
-
-
-@pytest.mark.parametrize(("is_running", "n_sent"), [(True, 1), (False, 0)])
-def test_main_thread_is_shown_while_a_cell_runs(
-    in_colab: None, is_running: bool, n_sent: int
-) -> None:
-    """What the kernel does between two requests belongs to none of them."""
-    widget, outgoing = _make_outgoing(is_running=is_running)
-
-    outgoing.send({"kind": "a"})
-
-    assert len(widget.sent) == n_sent
-
-
-def test_what_was_kept_goes_before_what_is_sent_at_once(in_colab: None) -> None:
-    """Messages carry running numbers: none may overtake another."""
-    widget, outgoing = _make_outgoing()
-    _send_from_thread(outgoing, {"kind": "a"})
-
-    with outgoing.answering():
-        outgoing.send({"kind": "b"})
-    outgoing.send({"kind": "c"})
-
-    assert widget.sent == [({"kind": "batch", "messages": [{"kind": "a"}, {"kind": "b"}]}, [])]
-
-
 def test_messages_that_nobody_asks_for_are_bounded(in_colab: None) -> None:
     """The oldest go; the newest stays, however large it is."""
     widget, outgoing = _make_outgoing()
-    for number in range(MAX_KEPT + 3):
-        outgoing.send({"seq": number})
+    for letter in "abc":
+        outgoing.send({"text": letter * (MAX_KEPT_CHARS // 3)})
     outgoing.send_kept()
-    outgoing.send({"text": "a" * MAX_KEPT_CHARS})
-    outgoing.send({"text": "b" * MAX_KEPT_CHARS})
+    outgoing.send({"text": "d" * MAX_KEPT_CHARS})
     outgoing.send_kept()
 
-    many, large = (message["messages"] for message, _ in widget.sent)
-
-    assert [message["seq"] for message in many] == [*range(3, MAX_KEPT + 3)]
-    assert [message["text"][0] for message in large] == ["b"]
+    several, large = (message["messages"] for message, _ in widget.sent)
+    assert [message["text"][0] for message in several] == ["b", "c"]
+    assert [message["text"][0] for message in large] == ["d"]
 
 
 def test_state_is_plain_json(page: Page) -> None:

@@ -21,7 +21,6 @@ from gpumemwidget.recording.history import History
 from gpumemwidget.remote.messages import Began, encode
 from gpumemwidget.remote.reader.recordings import Processes
 from gpumemwidget.report.processes import choose_processes
-from gpumemwidget.widgets import processes_panel
 from gpumemwidget.widgets.processes_panel import ProcessLines, describe_processes
 from tests.jupyter.page import Message, Page
 from tests.ranks import DRIVER_BYTES, GIB, MIB, Rank, write_ranks
@@ -127,22 +126,6 @@ def test_what_can_not_be_read_is_in_the_report_of_all(
     assert "bug report" not in told
 
 
-def test_an_export_says_that_spans_are_not_in_it(
-    loaded: InteractiveShell, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Where ``--all`` was asked for and other processes are watched."""
-    line = f"--export {tmp_path / 'cells.csv'} --force"
-    words = "The spans of the processes that are watched are not in it."
-    loaded.run_line_magic("memledger", f"--all {line}")
-    assert words not in capsys.readouterr().out
-    gpumemwidget.watch(tmp_path)
-
-    loaded.run_line_magic("memledger", line)
-    assert words not in capsys.readouterr().out
-    loaded.run_line_magic("memledger", f"--all {line}")
-    assert words in capsys.readouterr().out.splitlines()
-
-
 def test_nothing_is_sent_while_the_tab_is_closed(page: Page, tmp_path: Path) -> None:
     """Nor for a view that can't be seen."""
     gpumemwidget.watch(tmp_path)
@@ -154,36 +137,6 @@ def test_nothing_is_sent_while_the_tab_is_closed(page: Page, tmp_path: Path) -> 
         processes.gathered.call(None)
 
         assert page.list("processes") == []
-
-
-def test_views_are_told_once_a_second(
-    page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However often the sources are read; and not at all where nothing is new."""
-    monkeypatch.setattr(processes_panel, "_SEND_EVERY_S", 3600.0)
-    rank = Rank(tmp_path, 0)
-    _look(page, tmp_path, 1)
-    processes = page.session.attach(Processes)
-    # What was read while the tab was opened is sent before.
-    processes.gathered.call(None)
-    page.sent.clear()
-    rank.sample()
-    processes.gathered.call(None)
-    assert page.list("processes") == []
-
-    rank.close()
-    monkeypatch.setattr(processes_panel, "_SEND_EVERY_S", 0.0)
-    page.see(processes=True)
-    _wait_for(page, "processes", lambda told: _list_rows(told)["rank 0"]["status"] == "ended")
-    # A read that goes on may still have something new for the page.
-    for _ in range(20):
-        processes.collector.read()
-        page.sent.clear()
-        processes.gathered.call(None)
-        if not page.list("processes"):
-            break
-
-    assert page.list("processes") == []
 
 
 # -- What is told ----------------------------------------------------------------------------------

@@ -71,16 +71,6 @@ def test_the_report_of_a_magic_takes_the_place_of_its_progress(working: Notebook
 
 
 @pytest.mark.kernel
-def test_nothing_is_shown_of_what_is_soon_done(working: Notebook) -> None:
-    working.run("progress._PATIENCE_S = 3600")
-
-    cell = working.run("%memvars")
-
-    assert cell.status == "ok"
-    assert len(_list_shown(cell)) == 1
-
-
-@pytest.mark.kernel
 def test_an_interrupted_magic_ends_in_one_line(working: Notebook) -> None:
     """It says how far it was, nothing else of the figures stays, and the next one works."""
     working.run("is_stopped = True")

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount, Owned, Variable
-from gpumemwidget.widgets.variables_panel import AccountTree
+from gpumemwidget.widgets.panels import AccountTree
 
 _MIB = 1024**2
 

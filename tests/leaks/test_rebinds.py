@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import gpumemwidget
-from gpumemwidget.jupyter import cards
+from gpumemwidget.jupyter import outputs
 from gpumemwidget.session.rebinds import RebindWatch, note_values
 from tests.jupyter.conftest import make_machine, shell  # noqa: F401 - fixtures
 from tests.jupyter.machine import MIB, Machine
@@ -92,7 +92,7 @@ def notebook(
     """A notebook with a model and its optimizer."""
     take_host_for_gpu(monkeypatch)
     # However busy the machine is.
-    monkeypatch.setattr(cards, "RebindWatch", partial(RebindWatch, search_s=60.0))
+    monkeypatch.setattr(outputs, "RebindWatch", partial(RebindWatch, search_s=60.0))
     simulation = Simulation(make_machine(total_bytes=TOTAL))
     simulation.machine.run("%load_ext gpumemwidget")
     simulation.run(SETUP)

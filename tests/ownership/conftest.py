@@ -11,7 +11,7 @@ import torch.distributed
 
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.host import HostBackend
-from gpumemwidget.jupyter.references import IPythonShell
+from gpumemwidget.jupyter.extension import IPythonShell
 from tests.ownership.hostile import nothing_is_called
 from tests.ownership.notebook import Notebook, Tracker
 from tests.shell import open_shell

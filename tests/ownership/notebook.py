@@ -13,13 +13,13 @@ from IPython.core.interactiveshell import InteractiveShell
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.jupyter.references import IPythonShell
+from gpumemwidget.jupyter.extension import IPythonShell
 from gpumemwidget.model.ownership import Cure, Variable
 from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseRequest
 from gpumemwidget.ownership.account import list_variables
 from gpumemwidget.releasing.plan import plan_release
 from gpumemwidget.releasing.release import execute_release
-from gpumemwidget.report.why import list_commands
+from gpumemwidget.report.release import list_commands
 
 
 @dataclass

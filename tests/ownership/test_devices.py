@@ -215,10 +215,10 @@ def test_an_oom_is_its_own_devices() -> None:
     """The card is of the device that the error names, not of the current or the fullest one."""
     found = run(
         """
-from gpumemwidget.jupyter import cards as cell_cards
+from gpumemwidget.jupyter import outputs as cell_outputs
 cards = []
-show = cell_cards.show_card
-cell_cards.show_card = lambda card, extension: (cards.append(card), show(card, extension))
+show = cell_outputs.show_card
+cell_outputs.show_card = lambda card, extension: (cards.append(card), show(card, extension))
 cell("a = torch.ones(1 << 20, device='toy:0'); b = torch.ones(128, device='toy:1')")
 text = "XPU out of memory. Tried to allocate 16.00 MiB. GPU 1 has a total capacity of 1.00 GiB"
 from gpumemwidget.oom import detection as ooms

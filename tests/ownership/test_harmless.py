@@ -15,8 +15,7 @@ import pytest
 
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.ownership.why import explain
-from gpumemwidget.report.release import report_plan
-from gpumemwidget.report.why import report_explanation
+from gpumemwidget.report.release import report_explanation, report_plan
 from tests.ownership.notebook import Notebook
 
 #: The processes import torch, which takes long beside others.
@@ -79,7 +78,7 @@ lines = "%memvars;%memwhy keep;%memwhy --unnamed;%memrelease keep --dry-run;%mem
 for line in lines.split(";"):
     assert ip.run_cell(line).success, line
 from gpumemwidget.leaks.survey import take_survey
-from gpumemwidget.jupyter.references import IPythonShell
+from gpumemwidget.jupyter.extension import IPythonShell
 
 survey = take_survey(IPythonShell(ip), budget_s=10.0, depth="holders")
 print("groups", len(survey.groups))
@@ -100,7 +99,7 @@ def test_the_collector_is_never_asked_about_modules() -> None:
 
 _SURVEYS = """
 from gpumemwidget.leaks.survey import take_survey
-from gpumemwidget.jupyter.references import IPythonShell
+from gpumemwidget.jupyter.extension import IPythonShell
 
 shell = IPythonShell(ip)
 ip.run_cell("x = torch.zeros(300, requires_grad=True)\\ntotal = x")

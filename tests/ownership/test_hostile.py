@@ -29,7 +29,7 @@ from gpumemwidget.model.ownership import DeviceBytes, Explanation, Owned
 from gpumemwidget.ownership.account import take_memory_account
 from gpumemwidget.ownership.why import explain, explain_unnamed
 from gpumemwidget.report.account import report_account
-from gpumemwidget.report.why import report_explanation
+from gpumemwidget.report.release import report_explanation
 from tests.ownership.graphs import Thing
 from tests.ownership.hostile import (
     LIE,

@@ -20,7 +20,7 @@ from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ownership import MemoryAccount, Owned
 from gpumemwidget.ownership.account import take_memory_account, take_running_account
 from gpumemwidget.ownership.why import explain
-from gpumemwidget.report.why import list_commands
+from gpumemwidget.report.release import list_commands
 from tests.ownership.graphs import LIBRARY, Action, World
 from tests.ownership.notebook import Notebook
 

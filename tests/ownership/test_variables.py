@@ -156,7 +156,7 @@ def test_without_torch_there_are_no_rows_and_torch_stays_out() -> None:
     program = (
         "import sys\n"
         "from IPython.core.interactiveshell import InteractiveShell\n"
-        "from gpumemwidget.jupyter.references import IPythonShell\n"
+        "from gpumemwidget.jupyter.extension import IPythonShell\n"
         "from gpumemwidget.ownership.account import list_variables\n"
         "shell = InteractiveShell.instance()\n"
         "shell.user_ns['x'] = [1]\n"

@@ -11,8 +11,7 @@ from gpumemwidget.errors import BadInputError, UnknownNameError
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ownership import DeviceBytes, Explanation, JointRelease, Slices
 from gpumemwidget.ownership.why import explain
-from gpumemwidget.report.release import report_plan
-from gpumemwidget.report.why import list_commands, report_explanation, word_fix
+from gpumemwidget.report.release import list_commands, report_explanation, report_plan, word_fix
 from tests.ownership.notebook import Notebook, Tracker
 
 

@@ -19,7 +19,7 @@ from torch import nn
 
 import gpumemwidget
 from gpumemwidget.errors import BadInputError, PredictionError
-from gpumemwidget.report.redaction import Redaction
+from gpumemwidget.report.page import Redaction
 from gpumemwidget.session.interrupts import raise_lost_interrupts
 
 MIB = 1 << 20

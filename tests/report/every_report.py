@@ -15,7 +15,6 @@ from gpumemwidget.model.ownership import DeviceBytes, JointRelease, LibraryArray
 from gpumemwidget.model.releases import Stop, StopKind
 from gpumemwidget.model.traces import CellTrace
 from gpumemwidget.report.account import report_account
-from gpumemwidget.report.breakdown import report_breakdown
 from gpumemwidget.report.cell import (
     report_cell_line,
     report_crossings,
@@ -23,19 +22,19 @@ from gpumemwidget.report.cell import (
     report_score,
     report_unfinished,
 )
+from gpumemwidget.report.devices import report_breakdown, report_limits, report_reset, report_stat
 from gpumemwidget.report.leaks import report_leak, report_leaks, report_rebinding
 from gpumemwidget.report.oom import report_oom
 from gpumemwidget.report.prediction import report_prediction, report_sizes
 from gpumemwidget.report.release import (
+    report_explanation,
     report_plan,
     report_release,
     report_restore,
     report_restore_plan,
 )
 from gpumemwidget.report.render.output import Report
-from gpumemwidget.report.stat import report_limits, report_reset, report_stat
 from gpumemwidget.report.trace import report_trace
-from gpumemwidget.report.why import report_explanation
 from tests.report import account_examples as accounts
 from tests.report import breakdown_examples as devices
 from tests.report import examples

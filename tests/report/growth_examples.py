@@ -14,22 +14,20 @@ RUN_LEAK = make_leak(
     holders=(replace(make_leak().holders[0], n_storages=3),),
     line=LeakLine("In [7]", 4, "loss = criterion(model(images), labels)"),
 )
+
+
+def _grow(device: str, unit: str, n_seen: int, holder: LeakHolder, **more: object) -> Leak:
+    values: dict[str, object] = {"each_bytes": holder.each_bytes, "holders": (holder,), **more}
+    return Leak(device=device, unit=unit, n_seen=n_seen, **values)  # type: ignore[arg-type]
+
+
 #: A training loop that collects its outputs, without their graphs; the line is another cell's.
-STEP_LEAK = Leak(
-    device="cuda:0",
-    unit="step",
-    each_bytes=int(1.9 * MIB),
-    n_seen=40,
-    holders=(
-        LeakHolder(
-            path="trainer.outputs[…]",
-            each_bytes=int(1.9 * MIB),
-            n_storages=1,
-            tensor="float32[64, 7800]",
-            in_graph=False,
-            in_model=False,
-            row="trainer",
-        ),
+STEP_LEAK = _grow(
+    "cuda:0",
+    "step",
+    40,
+    LeakHolder(
+        "trainer.outputs[…]", int(1.9 * MIB), 1, "float32[64, 7800]", False, False, row="trainer"
     ),
     cell="In [9]",
     since=12,
@@ -37,42 +35,22 @@ STEP_LEAK = Leak(
     n_left=41_213,
 )
 #: A loss that is summed up with its graph, on the host, from a line that was not found.
-GRAPH_LEAK = Leak(
-    device=HOST,
-    unit="step",
-    each_bytes=3 * MIB,
-    n_seen=9,
-    holders=(
-        LeakHolder(
-            path="total's graph",
-            each_bytes=3 * MIB,
-            n_storages=3,
-            tensor="float32[512, 512]",
-            in_graph=True,
-            in_model=False,
-            row="total",
-        ),
-    ),
+GRAPH_LEAK = _grow(
+    HOST,
+    "step",
+    9,
+    LeakHolder("total's graph", 3 * MIB, 3, "float32[512, 512]", True, False, row="total"),
     cell="In [12]",
     since=1,
     n_left=900_000,
 )
 #: A module that keeps its inputs.
-MODEL_LEAK = Leak(
-    device="cuda:1",
-    unit="step",
-    each_bytes=12 * MIB,
-    n_seen=25,
-    holders=(
-        LeakHolder(
-            path="model.blocks[…].cache[…]",
-            each_bytes=12 * MIB,
-            n_storages=24,
-            tensor="bfloat16[8, 16, 128]",
-            in_graph=False,
-            in_model=True,
-            row="model",
-        ),
+MODEL_LEAK = _grow(
+    "cuda:1",
+    "step",
+    25,
+    LeakHolder(
+        "model.blocks[…].cache[…]", 12 * MIB, 24, "bfloat16[8, 16, 128]", False, True, row="model"
     ),
     cell="In [3]",
     since=2,
@@ -80,21 +58,11 @@ MODEL_LEAK = Leak(
     n_left=1,
 )
 #: A cell whose last line displays a tensor.
-OUT_LEAK = Leak(
-    device="cuda:0",
-    unit="run",
-    each_bytes=600 * MIB,
-    n_seen=4,
-    holders=(
-        LeakHolder(
-            path="Out[…]",
-            each_bytes=600 * MIB,
-            n_storages=1,
-            tensor="",
-            in_graph=False,
-            in_model=False,
-        ),
-    ),
+OUT_LEAK = _grow(
+    "cuda:0",
+    "run",
+    4,
+    LeakHolder("Out[…]", 600 * MIB, 1, "", False, False),
     cell="In [21]",
     line=LeakLine("In [21]", 1, "model(images)"),
     n_left=118,

@@ -14,9 +14,8 @@ from gpumemwidget.model.predictions import (
     PredictionRecord,
     SourcePlace,
 )
-from gpumemwidget.model.traces import LineUse
 from tests.report.examples import HOSTILE, MIB, make_gpu_cell
-from tests.report.trace_examples import make_lines_device
+from tests.report.trace_examples import make_lines_device, use
 
 _T4 = PredictionDevice("T4", 14913 * MIB, 14313 * MIB)
 _SMALL = PredictionDevice("2.00 GiB", 2048 * MIB, 1448 * MIB)
@@ -69,9 +68,9 @@ def make_prediction(**changes: object) -> PredictionRecord:
     device = make_lines_device(
         [
             ("optimizer.zero_grad()", None),
-            ("scores = model(words)", _use(900)),
-            ("loss = cross_entropy(scores.flatten(0, 1), words.flatten())", _use(600)),
-            ("loss.backward()", _use(87)),
+            ("scores = model(words)", use(900)),
+            ("loss = cross_entropy(scores.flatten(0, 1), words.flatten())", use(600)),
+            ("loss.backward()", use(87)),
             ("optimizer.step()", None),
         ],
         "T4",
@@ -89,11 +88,6 @@ def make_prediction(**changes: object) -> PredictionRecord:
         assumptions=_ASSUMPTIONS,
     )
     return replace(record, **changes)  # type: ignore[arg-type]
-
-
-def _use(n_mib: int) -> LineUse:
-    n_bytes = n_mib * MIB
-    return LineUse(n_bytes, n_bytes, n_bytes, n_bytes)
 
 
 def make_large_prediction() -> PredictionRecord:

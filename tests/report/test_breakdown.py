@@ -20,9 +20,8 @@ from gpumemwidget.model.breakdowns import (
 )
 from gpumemwidget.model.devices import HOST, Block, LibraryUse, Segment
 from gpumemwidget.model.ownership import BlockNames, MemoryKind
-from gpumemwidget.report.breakdown import describe_part, report_breakdown
-from gpumemwidget.report.charts.bar import list_leaves, tabulate_tools
-from gpumemwidget.report.charts.segments import plot_segments
+from gpumemwidget.report.charts.device import list_leaves, plot_segments, tabulate_tools
+from gpumemwidget.report.devices import describe_part, report_breakdown
 from gpumemwidget.report.render.palette import PART_COLORS
 from gpumemwidget.report.render.wording import find_look, name_part
 from gpumemwidget.units import format_bytes

@@ -14,7 +14,7 @@ from gpumemwidget.model.ooms import OomEvent, Remedy
 from gpumemwidget.model.ownership import DeviceAccount, MemoryKind, Owned
 from gpumemwidget.model.releases import Remnant
 from gpumemwidget.oom.detection import divide_device
-from gpumemwidget.report.charts.bar import list_marks
+from gpumemwidget.report.charts.device import list_marks
 from gpumemwidget.report.oom import (
     describe_released,
     judge_now,

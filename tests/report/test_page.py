@@ -17,8 +17,6 @@ from tests.remote.programs import run_python, write_script
 from tests.report.every_report import make_every_report
 from tests.shell import open_loaded_shell
 
-GIB = 1 << 30
-
 
 @pytest.fixture
 def notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:

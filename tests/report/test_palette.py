@@ -101,17 +101,12 @@ def test_colours_can_be_seen(page: str) -> None:
     Words need 4.5 to 1, which no colour has on white and on near-black: these are as near to both
     as can be.
     """
-    lines = (
-        palette.ALLOCATED_COLOR,
-        palette.RESERVED_COLOR,
-        palette.PEAK_COLOR,
-        palette.NEUTRAL_COLOR,
-    )
+    lines = [palette.COLORS[name] for name in ("allocated", "reserved", "peak", "neutral")]
     areas = [color for color in (*PART_COLORS.values(), *BAND_COLORS.values()) if len(color) == 7]
 
     assert [one for one in lines if _measure_contrast(one, page) < 3] == []
-    assert _measure_contrast(palette.BAD_COLOR, page) >= 3.75
-    assert _measure_contrast(palette.WARN_COLOR, page) >= 3.75
+    assert _measure_contrast(palette.COLORS["bad"], page) >= 3.75
+    assert _measure_contrast(palette.COLORS["warn"], page) >= 3.75
     assert [one for one in areas if _measure_contrast(one, page) < 1.95] == []
 
 

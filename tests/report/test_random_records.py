@@ -22,12 +22,11 @@ from gpumemwidget.model.traces import Call, CellTrace, Layer, LineUse, Origin, T
 from gpumemwidget.oom.detection import divide_device
 from gpumemwidget.report.account import report_account
 from gpumemwidget.report.cell import report_cell_line, report_ledger
+from gpumemwidget.report.devices import report_stat
 from gpumemwidget.report.oom import report_oom
-from gpumemwidget.report.release import report_plan, report_release
+from gpumemwidget.report.release import report_explanation, report_plan, report_release
 from gpumemwidget.report.render.output import Report
-from gpumemwidget.report.stat import report_stat
 from gpumemwidget.report.trace import report_trace
-from gpumemwidget.report.why import report_explanation
 from tests.report.pages import Page, list_amounts, list_charts
 
 _HOSTILE = st.text(

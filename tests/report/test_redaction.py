@@ -20,15 +20,14 @@ from gpumemwidget.model.processes import RunningSpan
 from gpumemwidget.ownership.labels import LENDER, UNNAMED, UNSEEN
 from gpumemwidget.ownership.shell import LAST_EXCEPTION
 from gpumemwidget.report.account import report_account
-from gpumemwidget.report.breakdown import report_breakdown
 from gpumemwidget.report.cell import report_ledger
+from gpumemwidget.report.devices import report_breakdown, report_stat
 from gpumemwidget.report.leaks import report_leaks
 from gpumemwidget.report.oom import report_oom
+from gpumemwidget.report.page import Redaction
 from gpumemwidget.report.processes import report_processes
-from gpumemwidget.report.redaction import Redaction
 from gpumemwidget.report.render.markup import clean
 from gpumemwidget.report.render.output import Report
-from gpumemwidget.report.stat import report_stat
 from gpumemwidget.report.trace import report_trace
 from tests.report import account_examples as accounts
 from tests.report import breakdown_examples as devices
@@ -203,23 +202,6 @@ def test_words_for_what_has_no_name_stay(words: str) -> None:
     found = Redaction().redact(owned)
 
     assert found == owned
-
-
-def test_a_remedys_kind_stays() -> None:
-    """The module's path has placeholders, and the code is left out."""
-    redaction = Redaction()
-
-    found = [
-        redaction.redact(replace(predictions.REMEDIES[0], name=name, command="acme.fit()"))
-        for name in ("no_grad", "checkpointing of acme.tower", "no_grad of acme", "acme")
-    ]
-
-    assert [(remedy.name, remedy.command) for remedy in found] == [
-        ("no_grad", ""),
-        ("checkpointing of name_a.name_b", ""),
-        ("hidden 1", ""),
-        ("hidden 2", ""),
-    ]
 
 
 def test_an_unknown_container_is_refused() -> None:

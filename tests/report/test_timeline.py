@@ -8,14 +8,14 @@ import re
 import pytest
 
 from gpumemwidget.model.traces import Layer, Origin, Timeline
-from gpumemwidget.report.charts.figures import figure_trace
 from gpumemwidget.report.charts.timeline import (
     TimelineChart,
     choose_ticks,
     choose_top,
+    figure_trace,
     thin_timeline,
 )
-from tests.report.examples import GIB, HOSTILE, MIB
+from tests.report.examples import GIB, MIB
 from tests.report.trace_examples import make_lines_device, make_trace, make_two_gpu_trace
 
 
@@ -55,13 +55,6 @@ def test_bands_are_steps_on_top_of_each_other() -> None:
     assert '<path class="gmw-p" d="M243 0V400"/>' in html
 
 
-def test_reserved_is_a_line() -> None:
-    """In steps, too."""
-    timeline = _make_timeline({"line 1": [100, 200, 400]}, reserved_bytes=(400, 400, 800))
-
-    assert 'class="gmw-v" d="M0 200H485V0H1000"' in _plot(timeline, 4.0).to_html()
-
-
 def test_reserved_far_above_is_off_the_scale_and_says_so() -> None:
     """Else the lines would be too thin to be told apart."""
     timeline = _make_timeline({"line 1": [0, 100 * MIB]}, reserved_bytes=(9 * GIB, 9 * GIB))
@@ -84,16 +77,6 @@ def test_reserved_far_above_is_off_the_scale_and_says_so() -> None:
 def test_ticks_are_few_and_round(top: int, ticks: list[int]) -> None:
     """The scale begins at 0."""
     assert choose_ticks(top) == ticks
-
-
-def test_time_is_drawn_from_the_start_to_a_little_beyond_the_end() -> None:
-    """A step at the very end has a width; the end is the cell's, whatever the trace still saw."""
-    timeline = _make_timeline({"before the cell": [8, 8, 8], "line 1": [0, 0, 8]}, [0.0, 2.0, 4.0])
-
-    html = _plot(timeline, 4.0).to_html()
-
-    assert _list_paths(html)[0] == "M0 400V200H971V0H1000V400"
-    assert "<span>0 s</span> <span>4.00 s</span></div>" in html
 
 
 def test_thinning_keeps_extremes_and_what_stands_after() -> None:
@@ -127,26 +110,6 @@ def test_a_colour_has_its_line_in_the_legend_and_under_the_pointer() -> None:
     assert "line 7 <code>x = 1</code></span> <strong>2.00 MiB" in without
     assert re.findall(r"gmw-sq gmw-k(\w)", without) == ["1", "0", "n", "o", "b"]
     assert "peak 10.00 MiB</text>" in html
-
-
-def test_chart_is_small() -> None:
-    """It is saved with the notebook, however long the cell ran."""
-    busy = _make_timeline(
-        {f"line {n}": [(i * n * 7919) % (3 * GIB) for i in range(20_000)] for n in range(1, 11)}
-    )
-
-    assert len(_plot(busy, 1.0).to_html()) < 150_000
-
-
-def test_chart_takes_no_markup_from_a_line() -> None:
-    """Under the pointer and in the legend it is text."""
-    timeline = _make_timeline({"line 1": [1, 2]})
-    layer = dataclasses.replace(timeline.layers[0], text=HOSTILE)
-
-    drawn = _plot(dataclasses.replace(timeline, layers=(layer,)), 1.0).to_html()
-
-    assert "<script" not in drawn
-    assert "\x1b" not in drawn
 
 
 # -- As plotly's figure ----------------------------------------------------------------------------

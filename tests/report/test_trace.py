@@ -6,12 +6,9 @@ import pytest
 
 from gpumemwidget.model.traces import NoteKind, TraceNote
 from gpumemwidget.report.trace import report_trace, word_note
-from tests.report.examples import make_samples
 from tests.report.trace_examples import (
-    make_host_trace,
     make_lines_device,
     make_trace,
-    make_two_gpu_trace,
     use,
 )
 
@@ -32,25 +29,6 @@ def test_tabs_and_wide_letters_keep_their_places() -> None:
     assert any(row.endswith("1  if 模型:") for row in _list_rows(report.text))
     assert any(row.endswith("2      x = '🤗' * 1000") for row in _list_rows(report.text))
     assert 'white-space:pre">    x = &#x27;🤗&#x27; * 1000</code>' in report.html
-
-
-def test_a_host_s_report_has_one_chart() -> None:
-    """Its chart is that of the sampler's readings, from the start to the end."""
-    trace = make_host_trace()
-
-    report = report_trace(trace, make_samples(trace.record))
-
-    assert report.html.count("<figure") == 1
-    assert "<span>0 s</span>" in report.html
-
-
-def test_each_device_has_its_timeline() -> None:
-    """As a static picture, which a saved notebook shows without a script."""
-    report = report_trace(make_two_gpu_trace(), [])
-
-    assert report.html.count('<figure class="gmw-tl"') == 2
-    assert "<script" not in report.html
-    assert len(report.html) < 100_000
 
 
 @pytest.mark.parametrize("kind", NoteKind)

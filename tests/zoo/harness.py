@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.host import HostBackend
-from gpumemwidget.jupyter.references import IPythonShell
+from gpumemwidget.jupyter.extension import IPythonShell
 from gpumemwidget.model.ownership import Cure, Explanation
 from gpumemwidget.model.releases import ReleaseReport
 from gpumemwidget.ownership.account import take_memory_account

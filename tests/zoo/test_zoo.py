@@ -13,7 +13,7 @@ from gpumemwidget.backends.hardware import Hardware, detect_hardware
 from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.ownership.why import explain
-from gpumemwidget.report.why import word_fix
+from gpumemwidget.report.release import word_fix
 from tests.zoo.harness import play
 from tests.zoo.measure import HAS_ACCELERATE, Outcome, is_named, measure_ours
 from tests.zoo.pattern import Pattern

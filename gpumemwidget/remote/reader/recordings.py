@@ -27,7 +27,7 @@ from gpumemwidget.recording.history import History
 from gpumemwidget.recording.monitor import Callbacks
 from gpumemwidget.remote.messages import Began, Message, MessageReader, list_recordings
 from gpumemwidget.remote.reader.collector import Collector, Source
-from gpumemwidget.report.page import render_story
+from gpumemwidget.report.page import Redaction, render_story
 from gpumemwidget.report.processes import (
     WATCHING_BEGINS,
     name_process,
@@ -35,7 +35,6 @@ from gpumemwidget.report.processes import (
     report_processes,
     report_spans,
 )
-from gpumemwidget.report.redaction import Redaction
 from gpumemwidget.report.render.output import Report
 
 if TYPE_CHECKING:
@@ -190,7 +189,7 @@ class Recordings:
         sections = [("Processes", self._report(redaction))]
         for state in states[:32] if len(states) > 1 else ():
             shown, samples = redaction.redact(state), self.find_history(state).samples()
-            one = report_processes([shown], samples=samples, all_spans="")
+            one = report_processes([shown], samples=samples)
             sections.append((name_process(shown.info), one))
         title = f"GPU memory of {'a recording' if is_redacted else self.path.name}"
         return render_story(title, sections, is_redacted=is_redacted)
@@ -205,7 +204,6 @@ class Recordings:
             samples=samples,
             unread=redaction.redact([str(failure) for failure in failures]),
             n_older=self._collector.n_older,
-            this_host=redaction.redact(socket.gethostname()),
         )
 
     def _repr_html_(self) -> str:
@@ -275,7 +273,6 @@ class Processes:
             find_skews(states),
             unread=self.list_unread(),
             n_older=self.collector.n_older,
-            all_spans="",
         )
 
     def report_spans(self) -> Report:

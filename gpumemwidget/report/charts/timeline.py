@@ -16,15 +16,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, starmap
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from gpumemwidget.model.cells import CellDevice
-from gpumemwidget.model.devices import Sample
-from gpumemwidget.model.traces import DeviceTrace, Layer, Origin, Timeline
+from gpumemwidget.model.devices import Sample, rank_device
+from gpumemwidget.model.traces import CellTrace, DeviceTrace, Layer, Origin, Timeline
 from gpumemwidget.recording.history import find_extremes
 from gpumemwidget.report.render.blocks import Picture
-from gpumemwidget.report.render.markup import Html, h, join_html
-from gpumemwidget.report.render.palette import N_LINE_BANDS
+from gpumemwidget.report.render.markup import Html, escape, h, join_html
+from gpumemwidget.report.render.palette import BAND_COLORS, COLORS, N_LINE_BANDS
 from gpumemwidget.report.render.text import LONG_WIDTH, SHORT_WIDTH, cut
 from gpumemwidget.report.render.wording import (
     count,
@@ -35,6 +35,9 @@ from gpumemwidget.report.render.wording import (
 )
 from gpumemwidget.units import format_bytes, format_duration
 
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
 #: The ``viewBox`` of the counters, which are 56 pixels high, and of the bands.
 _COUNTERS_WIDTH, _COUNTERS_HEIGHT = 600, 100
 _WIDTH, _HEIGHT = 1000, 400
@@ -42,13 +45,6 @@ _WIDTH, _HEIGHT = 1000, 400
 _N_COUNTERS_STRETCHES, _N_STRETCHES = 30, 200
 #: Maximum number of charts of counters in a report: each takes a part of the screen's height.
 MOST_CHARTS = 16
-#: Maximum number of ticks of a scale.
-_N_TICKS = 5
-#: Reserved memory may be this many times as high as the peak and still be on the scale.
-_MAX_RESERVED_HEIGHT = 2
-#: Share of the time that is drawn beyond its end: what the last line left behind would have no
-#: width.
-_END_SHARE = 0.03
 #: Minimum length of a chart in seconds: no clock is finer.
 _MIN_SPAN_S = 1e-9
 
@@ -59,7 +55,7 @@ _MIN_SPAN_S = 1e-9
 def choose_ticks(top: int) -> list[int]:
     """Return 0 and multiples of the smallest power of two that gives few of them up to the top."""
     step = 1
-    while top // step >= _N_TICKS:
+    while top // step >= 5:
         step *= 2
     return [*range(0, top + 1, step)]
 
@@ -71,7 +67,7 @@ def choose_top(timeline: Timeline) -> int:
     would be too thin to see.
     """
     high = max(timeline.allocated_bytes, default=0) or 1
-    return min(max(high, *timeline.reserved_bytes), _MAX_RESERVED_HEIGHT * high)
+    return min(max(high, *timeline.reserved_bytes), 2 * high)
 
 
 def _find_place(value: float, top: float) -> float:
@@ -297,7 +293,8 @@ class TimelineChart(Picture):
         ]
         # What comes after the cell's end is left out: the trace ends a little later.
         end_s = max(self.duration_s, timeline.times_s[timeline.peak], _MIN_SPAN_S)
-        end_s *= 1 + _END_SHARE
+        # A little beyond the end: what the last line left behind would have no width.
+        end_s *= 1.03
         peak_x = _find_place(timeline.times_s[timeline.peak], end_s)
         peak = f"peak {format_bytes(timeline.allocated_bytes[timeline.peak])}"
         # Near an edge the figure stands to the other side of its moment.
@@ -373,3 +370,87 @@ def _draw_ticks(ticks: Iterable[tuple[float, str]]) -> Html:
 def _render_key(key: str, label: str, remark: Html | None, n_bytes: int) -> Html:
     name = h("span", label, " " if remark else None, remark)
     return h("li", h(f"i.{key}"), name, " ", h("strong", format_bytes(n_bytes)))
+
+
+# -- plotly's figure, to zoom into and to save -----------------------------------------------------
+
+
+def figure_trace(trace: CellTrace) -> Figure:
+    """Return a traced cell over time, a chart for each device.
+
+    The bands are what its lines held; the pointer shows all of them at a moment.
+    """
+    from plotly.subplots import make_subplots  # noqa: PLC0415 - takes two seconds
+
+    devices = sorted(trace.devices, key=lambda device: rank_device(device.device))
+    duration_s = trace.record.duration_s
+    titles = [
+        " · ".join((f"<b>{escape(device.device)}</b>", *describe_device(device, duration_s)))
+        for device in devices
+    ]
+    figure = make_subplots(rows=len(devices), cols=1, subplot_titles=titles)
+    for row, device in enumerate(devices, 1):
+        _add_device(figure, device, row)
+    figure.update_layout(
+        height=60 + 280 * len(devices),
+        hovermode="x unified",
+        # Without a background it can be read on a light and on a dark page.
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font_color="#808080",
+        legend_traceorder="reversed",
+    )
+    return figure
+
+
+def _add_device(figure: Figure, device: DeviceTrace, row: int) -> None:
+    """Add the bands of a device, what was reserved, and the peak."""
+    timeline = device.timeline
+    kept = thin_timeline(timeline, 100)
+    times_s = [timeline.times_s[place] for place in kept]
+
+    def add(name: str, values: Sequence[int], color: str, stack: str | None = None) -> None:
+        picked = [values[place] for place in kept]
+        figure.add_scatter(
+            x=times_s,
+            y=picked,
+            name=name,
+            stackgroup=stack,
+            line={"shape": "hv", "width": 0.5 if stack else 1.5, "color": color},
+            customdata=[format_bytes(n_bytes) for n_bytes in picked],
+            hovertemplate="%{customdata}",
+            row=row,
+            col=1,
+        )
+
+    for band in list_bands(timeline):
+        # plotly would take `%{` for its own, and shows `&quot;` as it is.
+        code = escape(cut(band.layer.text or "", 32)).replace("&quot;", '"')
+        name = f"{escape(band.label)} · {format_bytes(band.at_peak_bytes)}"
+        name += f"<br><i>{code.replace('%{', '%&#123;')}</i>" if code else ""
+        add(name, band.layer.held_bytes, BAND_COLORS[band.key], device.device)
+    add(name_reserved(device.device), timeline.reserved_bytes, COLORS["reserved"])
+    peak_bytes = timeline.allocated_bytes[timeline.peak]
+    figure.add_scatter(
+        x=[timeline.times_s[timeline.peak]],
+        y=[peak_bytes],
+        mode="markers+text",
+        text=f"peak {format_bytes(peak_bytes)}",
+        textposition="top center",
+        marker={"color": COLORS["peak"], "size": 8, "symbol": "diamond"},
+        hoverinfo="skip",
+        showlegend=False,
+        row=row,
+        col=1,
+    )
+    top = choose_top(timeline)
+    # Round binary amounts: plotly's own ticks would be decimal.
+    ticks = choose_ticks(top)
+    figure.update_yaxes(
+        tickvals=ticks,
+        ticktext=[format_bytes(tick) for tick in ticks],
+        range=[0, 1.12 * top],
+        row=row,
+        col=1,
+    )
+    figure.update_xaxes(ticksuffix=" s", row=row, col=1)

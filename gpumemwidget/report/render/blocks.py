@@ -23,10 +23,6 @@ from gpumemwidget.units import format_bytes, format_change
 #: and rows of a list of its own, a screen or two. Where all are asked for, it is about as much as a
 #: page can show without delay (250 KB of HTML).
 FEW, SOME, MOST_ROWS, MOST_ROWS_OF_ALL = 3, 12, 50, 500
-#: Minimum number of rows that are shown of each group of a long table: a host and its GPUs.
-_LEAST_IN_GROUP = 9
-#: Maximum number of blocks of a report, each with its own rows.
-_MOST_BLOCKS = 200
 
 _T = TypeVar("_T")
 
@@ -234,8 +230,6 @@ Block = Heading | Line | Table | Note | Steps | Options | Fold | Picture
 #: Stands before a lower bound in a table; a note below explains it.
 AT_LEAST_MARK = "≥"
 
-#: Marks of peaks that are not exact.
-_PEAK_MARKS: dict[PeakIs | None, str] = {"at least": "≥", "sampled": "~"}
 #: Meanings of the marks before numbers, in the order of the legend.
 _MARK_MEANINGS = {
     "≥": "at least: the peak counter was reset during the cell, or recording began later",
@@ -276,7 +270,7 @@ def change_cell(n_bytes: int | None, *, mark: str = "") -> Cell:
 
 def peak_cell(peak_bytes: int | None, peak_is: PeakIs | None, *, is_resident: bool = False) -> Cell:
     """Return a peak, marked if it is not exact, and if it is one of resident memory."""
-    mark = _PEAK_MARKS.get(peak_is, "")
+    mark = {"at least": AT_LEAST_MARK, "sampled": "~"}.get(peak_is or "exact", "")
     return bytes_cell(peak_bytes, mark=f"{mark} *".strip() if is_resident else mark)
 
 
@@ -336,7 +330,7 @@ def bound_blocks(blocks: Iterable[Block]) -> tuple[Block, ...]:
     for tone, same in itertools.groupby(blocks, lambda b: b.tone if isinstance(b, Note) else None):
         some = tuple(map(_bound_block, same))
         bounded.extend(some if tone is None else bound_items(some, partial(_make_note, tone)))
-    return bound_items(bounded, lambda words: Note(f"{words} parts are not shown."), _MOST_BLOCKS)
+    return bound_items(bounded, lambda words: Note(f"{words} parts are not shown."), 200)
 
 
 def _make_note(tone: Tone, words: str) -> Note:
@@ -370,7 +364,8 @@ def bound_items(
 
 
 def _bound_groups(table: Table) -> Iterator[Group]:
-    n_rows = max(_LEAST_IN_GROUP, table.most // max(1, min(len(table.groups), table.most)))
+    # Of each group of a long table a host and its GPUs are shown.
+    n_rows = max(9, table.most // max(1, min(len(table.groups), table.most)))
 
     def make_row(words: str) -> Row:
         return (Cell(words, tone="muted"),)

@@ -41,10 +41,7 @@ CARD_CLASS = "gmw-card"
 #: CSS class of a card that is no error: a leak.
 WARNING_CLASS = "gmw-warning"
 
-# MathJax would read a user's "$x$" as a formula; both its versions pass over the last two classes.
-_ROOT = "div.gmw.mathjax_ignore.tex2jax_ignore"
 
-_STYLES = Path(__file__).parent / "styles"
 _TONES = {"muted": "gmw-m", "bad": "gmw-bad", "warn": "gmw-warn"}
 
 
@@ -53,14 +50,15 @@ def render_html(blocks: Sequence[Block], classes: Sequence[str] = ()) -> str:
     every = list(_iter_blocks(blocks))
     css = "".join(map(read_sheet, _list_sheets(every, classes)))
     untrusted = UNTRUSTED_NOTE if any(isinstance(b, Picture) and b.is_svg for b in every) else None
-    root = ".".join((_ROOT, *classes))
+    # MathJax would read a user's "$x$" as a formula; its versions pass over these two classes.
+    root = ".".join(("div.gmw.mathjax_ignore.tex2jax_ignore", *classes))
     return h(root, h("style", Html(css)), *map(_render_block, blocks), untrusted)
 
 
 @functools.cache
 def read_sheet(name: str) -> str:
     """Return a style sheet of ``styles/`` on one line, with the colours of the palette put in."""
-    css = (_STYLES / f"{name}.css").read_text(encoding="utf-8")
+    css = (Path(__file__).parent / "styles" / f"{name}.css").read_text(encoding="utf-8")
     css = re.sub(r"/\*.*?\*/", "", css, flags=re.DOTALL)
     colors = list_properties()
     css = re.sub(r"var\((--gmw-[\w-]+)\)", lambda match: colors[match[1]], css)

@@ -19,21 +19,11 @@ import unicodedata
 from collections.abc import Iterable
 
 from gpumemwidget.report.render.palette import (
-    ALLOCATED_COLOR,
-    BAD_COLOR,
     BAND_COLORS,
-    NEUTRAL_COLOR,
+    COLORS,
     PART_COLORS,
-    RESERVED_COLOR,
-    WARN_COLOR,
     name_class,
 )
-
-# Emoji and several scripts are written with these two; they move nothing else.
-_HARMLESS_FORMAT = frozenset("\u200c\u200d")
-
-# Control, format, surrogate, line and paragraph separator.
-_ACTING = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
 
 
 def clean(text: str) -> str:
@@ -52,7 +42,10 @@ def clean(text: str) -> str:
 def _clean_character(character: str) -> str:
     if character in "\t\n\r":
         return " "
-    if character in _HARMLESS_FORMAT or unicodedata.category(character) not in _ACTING:
+    # Emoji and several scripts are written with these two joiners, which move nothing else.
+    is_joiner = character in "\u200c\u200d"
+    # Control, format, surrogate, line and paragraph separator.
+    if is_joiner or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Zl", "Zp"):
         return character
     return character.encode("unicode_escape").decode("ascii")
 
@@ -105,18 +98,15 @@ def escape(text: str) -> str:
     return html.escape(clean(text))
 
 
-#: A sentence that shows only where the style sheet, which hides it, is stripped.
-_UNTRUSTED = "Trust this notebook to see the chart."
-
-_EDGE = f"1px solid {NEUTRAL_COLOR}8c"
+_EDGE = f"1px solid {COLORS['neutral']}8c"
 
 #: An element gets the styles of each key that is its tag, one of its classes, or both; of two the
 #: later wins, and an empty value takes the property away.
 _STYLES = {
     # Pictures: only the style sheets show them.
     ".gmw-pic": "display:none",
-    ".gmw-bad": f"color:{BAD_COLOR}",
-    ".gmw-warn": f"color:{WARN_COLOR}",
+    ".gmw-bad": f"color:{COLORS['bad']}",
+    ".gmw-warn": f"color:{COLORS['warn']}",
     # Tables. JupyterLab centres them and aligns their cells to the right.
     ".gmw-w": "overflow-x:auto",
     "table": "margin:0;table-layout:auto",
@@ -147,20 +137,19 @@ _STYLES = {
     # Patches of colour in legends and tables.
     ".gmw-sq": f"border:{_EDGE};display:inline-block;height:10px;margin-right:5px;width:10px",
     ".gmw-lm": "border-left:2px solid;display:inline-block;height:12px;margin-right:5px;width:3px",
-    ".gmw-sv": f"border-top:2px solid {RESERVED_COLOR};display:inline-block;margin-right:5px;"
+    ".gmw-sv": f"border-top:2px solid {COLORS['reserved']};display:inline-block;margin-right:5px;"
     "vertical-align:middle;width:10px",
     ".gmw-eh": "display:flex;justify-content:space-between;margin:10px 0 3px",
     ".gmw-tl": "margin:2px 0 10px",
     ".gmw-ul": "list-style-type:none;margin:6px 0 0;padding:0",
     # The card of an OOM.
-    ".gmw-card": f"border:1px solid {NEUTRAL_COLOR}59;border-left:3px solid {BAD_COLOR};"
+    ".gmw-card": f"border:1px solid {COLORS['neutral']}59;border-left:3px solid {COLORS['bad']};"
     "border-radius:4px;box-sizing:border-box;margin:6px 0;max-width:76em;padding:10px 14px 8px",
-    ".gmw-warning": f"border-left:3px solid {WARN_COLOR}",
+    ".gmw-warning": f"border-left:3px solid {COLORS['warn']}",
     **{f"i.{name_class(look)}": f"background:{color}" for look, color in PART_COLORS.items()},
     **{f"i.gmw-k{key}": f"background:{color}" for key, color in BAND_COLORS.items()},
     **{f"td.gmw-k{key}": f"border-left:3px solid {color}" for key, color in BAND_COLORS.items()},
 }
-_PLACES = {key: place for place, key in enumerate(_STYLES)}
 
 
 @functools.lru_cache(maxsize=1024)
@@ -169,7 +158,7 @@ def _read_name(name: str) -> tuple[str, str, str]:
     tag, *classes = filter(None, name.split("."))
     keys = {tag, *(f".{name}" for name in classes), *(f"{tag}.{name}" for name in classes)}
     found: dict[str, str] = {}
-    for key in sorted(keys & _PLACES.keys(), key=_PLACES.__getitem__):
+    for key in sorted(keys & _STYLES.keys(), key=[*_STYLES].index):
         for declaration in _STYLES[key].split(";"):
             prop, value = declaration.split(":", 1)
             found[prop] = value
@@ -178,13 +167,16 @@ def _read_name(name: str) -> tuple[str, str, str]:
     return tag, start, style
 
 
-UNTRUSTED_NOTE = h("p.gmw-no", _UNTRUSTED)
+#: Shows only where the style sheet, which hides it, is stripped.
+UNTRUSTED_NOTE = h("p.gmw-no", "Trust this notebook to see the chart.")
 
 
 def render_share(share: float, class_: str) -> Html:
     """Return a bar filled to ``share`` (0 to 1); the number beside it says the same."""
     # The second colour begins where the first ends.
-    fill = f"linear-gradient(90deg,{ALLOCATED_COLOR} {100 * share:.3g}%,{NEUTRAL_COLOR}2e 0)"
+    fill = (
+        f"linear-gradient(90deg,{COLORS['allocated']} {100 * share:.3g}%,{COLORS['neutral']}2e 0)"
+    )
     return h(f"span.{class_}", style=f"background:{fill}")
 
 

@@ -9,13 +9,15 @@ between them: ``tests/report/test_palette.py`` computes that.
 
 from __future__ import annotations
 
-ALLOCATED_COLOR = "#3b82d6"
-RESERVED_COLOR = "#d9730d"
-PEAK_COLOR = "#d6456b"
-BAD_COLOR = "#d6453d"
-WARN_COLOR = "#a66c00"
-#: Lines and text of pictures, which can't inherit the page's colour.
-NEUTRAL_COLOR = "#808080"
+#: Lines and words. Those of pictures, which can't inherit the page's colour, are ``neutral``.
+COLORS = {
+    "allocated": "#3b82d6",
+    "reserved": "#d9730d",
+    "peak": "#d6456b",
+    "bad": "#d6453d",
+    "warn": "#a66c00",
+    "neutral": "#808080",
+}
 
 #: The parts of a device's memory: kinds of tensors in colours, the cache in browns and oranges,
 #: what is outside PyTorch in greys. ``free`` is not here: it has the page's own colour.
@@ -30,27 +32,27 @@ PART_COLORS = {
     "CUDA-graph pool": "#685402",
     "compile cache": "#a5bf87",
     "other": "#874333",
-    "unknown": NEUTRAL_COLOR,
-    "allocated": ALLOCATED_COLOR,
+    "unknown": COLORS["neutral"],
+    "allocated": COLORS["allocated"],
     "unnamed": "#677594",
     "rounding": "#b6b6bf",
     "pending": "#a48256",
     "releasable": "#e9a815",
     "fragmented": "#d42725",
     "pools": "#c9ab46",
-    "cached": RESERVED_COLOR,
+    "cached": COLORS["reserved"],
     "outside": "#355f7d",
     "children": "#a2a8d6",
     "others": "#bab2a4",
     "unlisted": "#594f45",
     "driver": "#8a7768",
-    "rest": f"{NEUTRAL_COLOR}40",
+    "rest": f"{COLORS['neutral']}40",
 }
 
 #: The bands of a traced cell's timeline: its lines from the bottom up, in turns of light and dark
 #: tones, then what stood before the cell (``b``), other lines (``o``), and no line (``n``).
 BAND_COLORS = {
-    "0": ALLOCATED_COLOR,
+    "0": COLORS["allocated"],
     "1": "#c2962e",
     "2": "#6a3fc9",
     "3": "#3fa88f",
@@ -76,10 +78,5 @@ def list_properties() -> dict[str, str]:
     return {
         **{f"--{name_class(look)}": color for look, color in PART_COLORS.items()},
         **{f"--gmw-k{key}": color for key, color in BAND_COLORS.items()},
-        "--gmw-allocated": ALLOCATED_COLOR,
-        "--gmw-reserved": RESERVED_COLOR,
-        "--gmw-peak": PEAK_COLOR,
-        "--gmw-bad": BAD_COLOR,
-        "--gmw-warn": WARN_COLOR,
-        "--gmw-neutral": NEUTRAL_COLOR,
+        **{f"--gmw-{name}": color for name, color in COLORS.items()},
     }

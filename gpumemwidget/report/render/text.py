@@ -29,13 +29,9 @@ from gpumemwidget.report.render.markup import clean
 
 #: Number of columns that a report keeps to where its numbers allow it.
 _WIDTH = 80
-#: Number of columns of a listing: source needs more.
-_LISTING_WIDTH = 100
 _GAP = "  "
 #: Maximum numbers of columns of a path or a line of code: among other words, and alone.
 SHORT_WIDTH, LONG_WIDTH = 72, 200
-#: Minimum number of columns of a table's last column.
-_MIN_LAST_WIDTH = 12
 
 
 def render_text(blocks: Iterable[Block]) -> str:
@@ -183,8 +179,9 @@ def render_table(table: Table) -> str:
         )
         for index, column in enumerate(columns[:n_fixed])
     ]
-    width = _LISTING_WIDTH if table.opens else _WIDTH
-    last_width = max(width - sum(widths) - len(_GAP) * n_fixed, _MIN_LAST_WIDTH)
+    # Source needs more columns.
+    width = 100 if table.opens else _WIDTH
+    last_width = max(width - sum(widths) - len(_GAP) * n_fixed, 12)
     header = tuple(Cell(column.title) for column in columns)
     lines = [clean(table.caption)] if table.caption_is_seen else []
     for row in ([header] if any(column.title for column in columns) else []) + rows:

@@ -23,11 +23,6 @@ from gpumemwidget.report.render.blocks import MOST_ROWS, bound_items
 from gpumemwidget.report.render.text import SHORT_WIDTH, cut
 from gpumemwidget.units import format_bytes
 
-#: Kinds of memory that have no plural.
-_UNCOUNTED: frozenset[MemoryKind] = frozenset(
-    {"optimizer state", "saved for backward", "other", "unknown"}
-)
-
 _NUMBER = re.compile(r"\d+", re.ASCII)
 
 
@@ -85,7 +80,7 @@ def name_record(record: CellRecord) -> str:
 
 def count_kind(kind: MemoryKind, number: int | None = None) -> str:
     """Return ``parameters``, ``148 parameters``, or ``parameter`` for 1; some have no plural."""
-    if kind in _UNCOUNTED or number == 1:
+    if number == 1 or kind in ("optimizer state", "saved for backward", "other", "unknown"):
         return kind
     return f"{kind}s" if number is None else f"{number} {kind}s"
 
@@ -149,10 +144,6 @@ _NAMES: dict[PartKey, str] = {
     "free": "free",
     "cached": "other resident memory",
 }
-_HOST_NAMES: dict[PartKey, str] = {
-    "free": "available",
-    "others": "other processes and the system",
-}
 
 #: The parts that PyTorch's errors call "reserved but unallocated".
 UNALLOCATED: frozenset[PartKey] = frozenset({"pending", "releasable", "fragmented", "pools"})
@@ -191,7 +182,8 @@ def list_merged(keys: Sequence[PartKey], device: str) -> list[str]:
 
 
 def _name_key(key: PartKey, device: str) -> str:
-    names = _HOST_NAMES if device == HOST else {}
+    of_host = {"free": "available", "others": "other processes and the system"}
+    names = of_host if device == HOST else {}
     return names.get(key) or _NAMES.get(key, key)
 
 
@@ -313,13 +305,12 @@ _STAGES = {
     Stage.PLACE_EVENTS: "Looking up the lines of the allocator's events",
     Stage.CALL_OPERATORS: "Predicting the operators of the step",
 }
-_IN_BYTES = (Stage.MOVE_BYTES, Stage.READ_BYTES)
 
 
 def format_progress(progress: Progress) -> str:
     """Return how far long work has got: ``Looking through objects: 340,000 so far``."""
     done, total = f"{progress.done:,}", f"{progress.total or 0:,}"
-    if progress.stage in _IN_BYTES:
+    if progress.stage in (Stage.MOVE_BYTES, Stage.READ_BYTES):
         done, total = format_bytes(progress.done), format_bytes(progress.total)
     figures = f"{done} so far" if progress.total is None else f"{done} of {total}"
     return f"{_STAGES[progress.stage]}: {figures}"

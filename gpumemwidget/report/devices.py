@@ -1,8 +1,10 @@
-"""Whole devices: each in parts that add up, its processes, and the map of its segments."""
+"""What devices have now, each whole device in parts, and the limits and peaks that are set."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import compress
 
 from gpumemwidget.model.breakdowns import (
     Breakdown,
@@ -11,10 +13,19 @@ from gpumemwidget.model.breakdowns import (
     PartKey,
     SegmentMap,
 )
-from gpumemwidget.model.devices import HOST, ChildProcess
-from gpumemwidget.model.ownership import MemoryKind
-from gpumemwidget.report.charts.bar import DeviceBar, tabulate_tools
-from gpumemwidget.report.charts.segments import plot_segments
+from gpumemwidget.model.devices import (
+    HOST,
+    Budget,
+    ChildProcess,
+    DeviceState,
+    DeviceUse,
+    HardwareNote,
+    Limit,
+    Reading,
+    rank_device,
+)
+from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount, MemoryKind
+from gpumemwidget.report.charts.device import DeviceBar, plot_segments, tabulate_tools
 from gpumemwidget.report.render.blocks import (
     MOST_ROWS_OF_ALL,
     Block,
@@ -28,10 +39,12 @@ from gpumemwidget.report.render.blocks import (
     Tone,
     bound_items,
     bytes_cell,
+    explain_marks,
     make_group,
     make_heading,
     name_columns,
     number_columns,
+    peak_cell,
     share_cell,
     sort_devices,
     warn,
@@ -41,29 +54,202 @@ from gpumemwidget.report.render.palette import name_class
 from gpumemwidget.report.render.wording import (
     HIDDEN,
     UNALLOCATED,
+    UNATTRIBUTED,
     bind_bytes,
     count,
     find_look,
     join_words,
     list_merged,
+    name_kind,
     name_library,
     name_part,
+    name_reserved,
     word_driver_failure,
+    word_hardware_note,
 )
-from gpumemwidget.units import format_bytes
+from gpumemwidget.units import UNKNOWN, format_bytes
 
-#: Maximum number of processes that are listed of one part, the largest first.
-_MOST_PARTS = 20
-_COLUMNS = (
-    *name_columns("what"),
-    *number_columns("bytes", "share"),
-    Column("what it is, and what can be done", "words", last="wrap"),
-)
-_CHILD_COLUMNS = (
-    *number_columns("pid", "resident"),
-    Column("on devices", "words"),
-    Column("process", "words", last="wrap"),
-)
+# -- In use now ------------------------------------------------------------------------------------
+
+
+def report_stat(
+    devices: Sequence[DeviceState],
+    notes: Sequence[HardwareNote] = (),
+    account: MemoryAccount | None = None,
+) -> Report:
+    """Report the counters of this process, then whole devices with other processes in them."""
+    words = [word_hardware_note(note) for note in notes]
+    ordered = sorted(devices, key=lambda device: rank_device(device.info.device))
+    if not ordered:
+        return Report([Note("No device was found."), *warn(*words)])
+    # One reading for both tables: the walk itself changes what malloc has in use.
+    owners = [] if account is None else account.devices
+    owned = {device.device: device.allocated_bytes for device in owners if device.owned}
+    has_limit = any(device.info.limit_bytes is not None for device in ordered)
+    own_columns = (*name_columns("device", "memory"), *number_columns("now", "peak"))
+    own_rows = [
+        _list_process_rows(device, owned.get(device.info.device), has_limit=has_limit)
+        for device in ordered
+    ]
+    uses = [device.use or DeviceUse(device.info.device, None, None, None) for device in ordered]
+    has = (*[True] * 4, any(use.utilization_percent is not None for use in uses), True)
+    columns = (
+        *name_columns("device"),
+        *number_columns("used", "free", "total", "busy"),
+        Column("name", "words", last="wrap"),
+    )
+    rows = [
+        make_group(compress(_list_use(device, use), has))
+        for device, use in zip(ordered, uses, strict=True)
+    ]
+    blocks: list[Block] = [
+        Table("This process", own_columns + number_columns("limit") * has_limit, own_rows, 1),
+        *_list_kinds(account),
+        Table("Whole devices", tuple(compress(columns, has)), rows),
+    ]
+    blocks.extend(explain_marks(blocks))
+    failures = [word_driver_failure(use.device, use.failure) for use in uses if use.failure]
+    blocks.extend(warn(*dict.fromkeys([*failures, *words])))
+    return Report(blocks)
+
+
+def _list_process_rows(device: DeviceState, owned_bytes: int | None, *, has_limit: bool) -> Group:
+    name, reading = device.info.device, device.reading
+    if reading is None:
+        return make_group((name, Cell("not in use", tone="muted")))
+    allocated = bytes_cell(reading.allocated_bytes if owned_bytes is None else owned_bytes)
+    limit = "" if device.info.limit_bytes is None else bytes_cell(device.info.limit_bytes)
+    peaks = [
+        peak_cell(peak_bytes, reading.peak_is)
+        for peak_bytes in (reading.allocated_peak_bytes, reading.reserved_peak_bytes)
+    ]
+    # A limit is one of reserved bytes.
+    return make_group(
+        (name, "allocated", allocated, peaks[0], *[""] * has_limit),
+        (name_reserved(name), bytes_cell(reading.reserved_bytes), peaks[1], *[limit] * has_limit),
+    )
+
+
+def _list_use(device: DeviceState, use: DeviceUse) -> Sequence[Cell | str]:
+    total = device.info.total_bytes if use.total_bytes is None else use.total_bytes
+    percent = use.utilization_percent
+    return (
+        device.info.device,
+        *map(bytes_cell, (use.used_bytes, use.free_bytes, total)),
+        Cell(UNKNOWN, tone="muted") if percent is None else f"{percent} %",
+        device.info.name,
+    )
+
+
+def _list_kinds(account: MemoryAccount | None) -> list[Block]:
+    accounts = [] if account is None else [part for part in account.devices if part.owned]
+    if account is None or not accounts:
+        return []
+    columns = (
+        *name_columns("device"),
+        Column("kind", "words"),
+        *number_columns("bytes", "share"),
+    )
+    table = Table("Used for", columns, [*map(_list_kind_rows, sort_devices(accounts))], n_shared=1)
+    words = (
+        f"There were too many objects to look at in time: some {UNATTRIBUTED} memory has a name."
+    )
+    return [table, *warn(*[words] * (not account.is_complete))]
+
+
+def _list_kind_rows(account: DeviceAccount) -> Group:
+    """Return a row for each kind, always one for what is unattributed, and their sum."""
+    sums = dict(account.sum_kinds())
+    unknown_bytes = sums.pop("unknown", 0)
+    found_bytes = sum(sums.values()) + unknown_bytes
+    total = max(account.allocated_bytes or 0, found_bytes)
+    rows = [
+        *((Cell(name_kind(kind, account.device)), n_bytes) for kind, n_bytes in sums.items()),
+        (Cell(UNATTRIBUTED, tone="bad" if unknown_bytes else "muted"), unknown_bytes),
+    ]
+    if total > found_bytes:
+        rows.append((Cell("not accounted for", tone="warn"), total - found_bytes))
+    name = "allocated" if account.allocated_bytes == total else "total"
+    rows.append((Cell(name, tone="strong"), total))
+    first, *others = [(cell, bytes_cell(n), share_cell(n, total)) for cell, n in rows]
+    return make_group((account.device, *first), *others)
+
+
+# -- What the user sets: limits, budgets, peaks ----------------------------------------------------
+
+
+def report_limits(limits: Sequence[Limit], notes: Sequence[HardwareNote] = ()) -> Report:
+    """Report the limits, with a warning for each that is below what is reserved already."""
+    ordered = sort_devices(limits)
+    blocks: list[Block] = [Note("There is no GPU that PyTorch could limit.")]
+    if ordered:
+        columns = (*name_columns("device"), *number_columns("limit", "of", "reserved", "left"))
+        groups = [make_group(_list_limit(limit)) for limit in ordered]
+        caption = "Limit of what PyTorch may reserve"
+        blocks = [Table(caption, columns, groups, caption_is_seen=False)]
+    if any(limit.is_waiting for limit in ordered):
+        blocks.append(Note("PyTorch sets these limits when CUDA is first used."))
+    for limit in ordered:
+        if excess := _find_excess(limit):
+            words = (
+                f"{limit.device} has {format_bytes(excess)} more reserved than its limit. What is "
+                "allocated stays allocated; new requests must fit into the cache. "
+                "torch.cuda.empty_cache() gives back what is cached, and %memvars "
+                f"--device {limit.device} shows who holds the rest."
+            )
+            blocks.extend(warn(words))
+    blocks.extend(warn(*map(word_hardware_note, notes)))
+    return Report(blocks)
+
+
+def _list_limit(limit: Limit) -> Sequence[Cell | str]:
+    total, reserved = limit.total_bytes, limit.reserved_bytes
+    amount = bytes_cell(limit.limit_bytes)
+    if limit.share is not None:
+        amount = Cell(f"{100 * limit.share:.10g} %")
+    elif limit.limit_bytes is None and (total is not None or reserved is None):
+        amount = Cell("none", tone="muted")
+    start = (limit.device, amount, "" if total is None else bytes_cell(total))
+    if reserved is None:
+        return (*start, Cell("not in use yet", tone="muted"), "")
+    top = total if limit.limit_bytes is None else limit.limit_bytes
+    left = bytes_cell(None if top is None else max(top - reserved, 0))
+    left = replace(left, tone="bad") if _find_excess(limit) else left
+    return (*start, bytes_cell(reserved), left)
+
+
+def _find_excess(limit: Limit) -> int:
+    if limit.is_waiting or limit.limit_bytes is None or limit.reserved_bytes is None:
+        return 0
+    return max(limit.reserved_bytes - limit.limit_bytes, 0)
+
+
+def report_reset(devices: Sequence[str], before: Sequence[Reading]) -> Report:
+    """Report on which devices the peaks were reset, and what they were."""
+    if not devices:
+        return Report([Note("No GPU in use yet: nothing to reset.")])
+    peaks = [
+        (reading.device, reading.allocated_peak_bytes, reading.reserved_peak_bytes, reading.peak_is)
+        for reading in before
+        if reading.device in devices
+    ]
+    groups = [
+        make_group((device, peak_cell(allocated, kind), peak_cell(reserved, kind)))
+        for device, allocated, reserved, kind in peaks
+    ]
+    columns = number_columns("allocated, peak was", "reserved, peak was")
+    table = Table("PyTorch's peaks, now reset", (*name_columns("device"), *columns), groups)
+    return Report([table, *explain_marks([table]), Note("The recorded cells keep their peaks.")])
+
+
+def describe_budgets(budgets: Sequence[Budget], *, has_new: bool = False) -> str:
+    """Return what ``%membudget`` answers: the budgets, and what follows where one is new."""
+    listed = [f"{budget.device} {format_bytes(budget.budget_bytes)}" for budget in budgets]
+    words = f"membudget: {'; '.join(listed) or 'no budget is set'}"
+    return f"{words}\nFrom the next cell on, cells that exceed it are marked." if has_new else words
+
+
+# -- Whole devices in parts ------------------------------------------------------------------------
 
 
 def report_breakdown(
@@ -86,7 +272,12 @@ def report_breakdown(
         blocks.append(Note("There is no device with a known total."))
     if children:
         rows = make_group(*map(_list_child_cells, sorted(children, key=_weigh_child)))
-        blocks.append(Table("This notebook's children", _CHILD_COLUMNS, [rows]))
+        columns = (
+            *number_columns("pid", "resident"),
+            Column("on devices", "words"),
+            Column("process", "words", last="wrap"),
+        )
+        blocks.append(Table("This notebook's children", columns, [rows]))
     known = {note for breakdown in breakdowns for note in _list_notes(breakdown)}
     blocks.extend(warn(*(note for note in notes if note not in known)))
     return Report(blocks)
@@ -100,7 +291,11 @@ def _list_device(breakdown: Breakdown) -> Iterator[Block]:
         yield tools
     yield Table(
         caption=f"All of {'the memory' if breakdown.device == HOST else breakdown.device}",
-        columns=_COLUMNS,
+        columns=(
+            *name_columns("what"),
+            *number_columns("bytes", "share"),
+            Column("what it is, and what can be done", "words", last="wrap"),
+        ),
         groups=list(_list_groups(breakdown)),
         caption_is_seen=False,
         most=MOST_ROWS_OF_ALL,
@@ -113,20 +308,34 @@ def _list_groups(breakdown: Breakdown) -> Iterator[Group]:
     rows: list[Sequence[Cell | str]] = []
     for part in breakdown.parts:
         rows.append(_list_cells(part, breakdown))
-        rows.extend(_list_cells(inner, breakdown, level=1) for inner in part.parts[:_MOST_PARTS])
-        if rest := part.parts[_MOST_PARTS:]:
+        # Of many processes the largest are listed.
+        rows.extend(_list_cells(inner, breakdown, level=1) for inner in part.parts[:20])
+        if rest := part.parts[20:]:
             more = Cell(f"{len(rest):,} more", tone="muted", level=1)
             n_bytes = sum(inner.n_bytes for inner in rest)
             share = share_cell(n_bytes, breakdown.total_bytes).text
             rows.append((more, bytes_cell(n_bytes), share, ""))
     if rows:
         yield make_group(*rows)
-    if breakdown.pinned_bytes is not None:
-        amount = bytes_cell(breakdown.pinned_bytes)
-        yield make_group((Cell("pinned", tone="strong"), amount, "", _PINNED))
-    if breakdown.asleep_bytes:
-        amount = bytes_cell(breakdown.asleep_bytes)
-        yield make_group((Cell("asleep", tone="strong"), amount, "", _ASLEEP))
+    others = (
+        (
+            "pinned",
+            breakdown.pinned_bytes,
+            "On top of malloc's: pages that stay in place for fast copies to a GPU, each request "
+            "rounded up to a power of two. %memvars shows which tensors are pinned; from PyTorch "
+            "2.13 on torch.accelerator.empty_host_cache() gives back what no tensor holds.",
+        ),
+        (
+            "asleep",
+            breakdown.asleep_bytes or None,
+            "In addition to the device's: PyTorch has reserved it, and no memory is behind it now, "
+            "as in vLLM's sleep mode. It is at least so much, and needs memory again when it wakes "
+            "up.",
+        ),
+    )
+    for name, amount, words in others:
+        if amount is not None:
+            yield make_group((Cell(name, tone="strong"), bytes_cell(amount), "", words))
 
 
 def _list_cells(part: BreakdownPart, breakdown: Breakdown, level: int = 0) -> Sequence[Cell | str]:
@@ -180,9 +389,6 @@ _KINDS: dict[MemoryKind, str] = {
     "other": "What libraries keep through PyTorch, such as cuDNN's random state for dropout. It "
     "stays until the process ends.",
 }
-_OTHER_ON_HOST = (
-    "Python's own objects and libraries, such as arrays and data frames. Freed with these objects."
-)
 _SENTENCES: dict[PartKey, str] = {
     "allocated": "Held by tensors, and by libraries that ask PyTorch for memory.",
     "unnamed": "No variable, module or running function leads to it. %memwhy --unnamed looks for "
@@ -209,26 +415,11 @@ _SENTENCES: dict[PartKey, str] = {
     "free": "Free for this process or any other.",
     "cached": "Code, stacks, and freed memory that malloc keeps and %memrelease gives back.",
 }
-#: How long libraries keep what they don't give back when asked.
-_KEPT_UNTIL = {
-    "JAX": "until the kernel restarts; XLA_PYTHON_CLIENT_PREALLOCATE=false, set before it is "
-    "imported, has it take less",
-    "RMM": "until its pool is replaced, as by rmm.reinitialize()",
-}
-#: Sentence on pages of files, which the system counts as available if it could read them again.
-_MAPPED = "Files that this process has mapped, such as libraries, may also count as available."
-_PINNED = (
-    "On top of malloc's: pages that stay in place for fast copies to a GPU, each request rounded "
-    "up to a power of two. %memvars shows which tensors are pinned; from PyTorch 2.13 on "
-    "torch.accelerator.empty_host_cache() gives back what no tensor holds."
-)
-_ASLEEP = (
-    "In addition to the device's: PyTorch has reserved it, and no memory is behind it now, as in "
-    "vLLM's sleep mode. It is at least so much, and needs memory again when it wakes up."
-)
 _HOST_SENTENCES: dict[PartKey, str] = {
     "allocated": "Handed out by malloc to tensors on the CPU, arrays and Python's objects.",
-    "others": f"The rest: other processes and the system. {_MAPPED}",
+    # The system counts pages of files as available if it could read them again.
+    "others": "The rest: other processes and the system. Files that this process has mapped, such "
+    "as libraries, may also count as available.",
     "free": "Can be taken without swapping: unused, or holding files that can be dropped.",
 }
 _SHARED_SENTENCES: dict[PartKey, str] = {
@@ -244,8 +435,13 @@ def describe_part(part: BreakdownPart, breakdown: Breakdown) -> str:
     The name of a single process says enough: its sentence is ``""``.
     """
     on_host = breakdown.device == HOST
+    if part.kind == "other" and on_host:
+        return (
+            "Python's own objects and libraries, such as arrays and data frames. Freed with these "
+            "objects."
+        )
     if part.kind is not None:
-        return _OTHER_ON_HOST if part.kind == "other" and on_host else _KINDS.get(part.kind, "")
+        return _KINDS.get(part.kind, "")
     if part.key == "fragmented":
         return _describe_fragmented(breakdown)
     if part.key in ("outside", "library", "library cache", "context"):
@@ -282,7 +478,11 @@ def _describe_outside(part: BreakdownPart, breakdown: Breakdown) -> str:
         return f"Arrays of {name}, freed when nothing holds them any more.{rest * is_unknown}"
     if part.library.can_empty:
         return f"Kept by {name} for its next arrays. %memrelease --libraries gives it back."
-    until = _KEPT_UNTIL.get(name, "until the kernel restarts")
+    until = "until the kernel restarts"
+    if name == "JAX":
+        until += (
+            "; XLA_PYTHON_CLIENT_PREALLOCATE=false, set before it is imported, has it take less"
+        )
     return f"Kept by {name} for its next arrays {until}."
 
 
@@ -301,15 +501,9 @@ def _describe_fragmented(breakdown: Breakdown) -> str:
 
 def _describe_merged(keys: tuple[PartKey, ...], device: str) -> str:
     if keys == ("children", "others"):
-        return (
-            "The rest, with this notebook's children, which share pages with it: they have a table "
-            f"of their own. {_MAPPED}"
-        )
+        return _HOST_SENTENCES["others"]
     if set(keys) == UNALLOCATED:
-        return (
-            "Kept for the next tensors. torch.cuda.empty_cache() gives some of it back; how much "
-            "is not known here."
-        )
+        return "Kept for the next tensors. torch.cuda.empty_cache() gives some of it back."
     return f"Only the sum is known here: {join_words(list_merged(keys, device))}."
 
 

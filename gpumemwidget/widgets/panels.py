@@ -1,39 +1,49 @@
-"""Serve the variables tab: the list, the account, what holds a name, what is ticked, the release.
+"""Serve the tabs that walk the user's objects, for when no cell runs: Variables and Device.
 
-All of them walk or change the user's objects, so all wait until no cell is running, and run on the
-main thread: on ipykernel 7 a message may arrive on a thread of its own, beside the running cell.
-After a cell only the list is made anew; the account is taken when it is asked for. A Ctrl-C while
-one of them is at work is meant for it, for no cell runs then.
+**Variables**: the list, the account, what holds a name, what is ticked, the release. All of them
+walk or change the user's objects, so all wait until no cell is running, and run on the main thread:
+on ipykernel 7 a message may arrive on a thread of its own, beside the running cell. After a cell
+only the list is made anew; the account is taken when it is asked for. A Ctrl-C while one of them is
+at work is meant for it, for no cell runs then. The page gets the rows with the account, and the
+parts of a row when it is opened, a bounded number at a time: ten thousand storages are never sent
+at once. What is opened are records, so it is answered also while a cell runs.
 
-The page gets the rows with the account, and the parts of a row when it is opened, a bounded number
-at a time: ten thousand storages are never sent at once. What is opened are records, so it is
-answered also while a cell runs.
+**Device**: whole devices in parts, the map of each, its use over time, and children. The parts are
+computed while a view shows them. The drivers are asked once a second, also while a cell runs: over
+about that long they average how busy a GPU is. Then the processes below this one are listed too, if
+a view shows them. A device in view goes out as its static report. ``js/device.js`` reads these
+messages.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
 
+from gpumemwidget.model.breakdowns import Breakdown
+from gpumemwidget.model.devices import HOST, ChildProcess, DeviceState, find_outside_bytes
 from gpumemwidget.model.ownership import MemoryAccount, Variable
 from gpumemwidget.model.releases import ReleaseRequest
+from gpumemwidget.recording.monitor import Monitor
 from gpumemwidget.report.account import Node, Row, list_rows, word_account_note
-from gpumemwidget.report.release import report_release
-from gpumemwidget.report.render.wording import name_one_kind
-from gpumemwidget.report.why import report_explanation
-from gpumemwidget.widgets.page import Message, Page, attempt, describe_failure
+from gpumemwidget.report.devices import report_breakdown
+from gpumemwidget.report.release import report_explanation, report_release
+from gpumemwidget.report.render.wording import name_one_kind, word_driver_failure
+from gpumemwidget.session.whole_devices import DeviceBreakdowns
+from gpumemwidget.widgets.page import CELL_PAUSE_S, Message, Page, attempt, describe_failure
 from gpumemwidget.widgets.progress_line import pass_progress
+
+# -- Variables -------------------------------------------------------------------------------------
+
 
 #: Seconds that the search for what ticked rows free together may take.
 _SUM_BUDGET_S = 2.0
 #: Maximum number of variables in a message: a page takes seconds to lay out more.
 _MOST_VARIABLES = 500
-#: Rows and parts in one message, but for the user's names; for more parts the page asks.
-_MOST_ROWS = 500
 _MOST_PARTS = 100
 #: Paths that are shown of those that a text is found in.
 _MOST_FOUND = 200
@@ -202,7 +212,8 @@ class AccountTree:
         listed: list[int] = []
         rest: list[Node] = []
         for number, (row, node) in enumerate(self._nodes[: self._n_rows]):
-            if number < _MOST_ROWS or row.name in names or number == last:
+            # The user's names are all sent.
+            if number < 500 or row.name in names or number == last:
                 listed.append(number)
             else:
                 rest.append(node)
@@ -322,3 +333,188 @@ def _describe_variables(variables: Sequence[Variable]) -> Message:
         "variables": [asdict(variable) for variable in variables[:_MOST_VARIABLES]],
         "n_more_variables": max(0, len(variables) - _MOST_VARIABLES),
     }
+
+
+# -- Devices ---------------------------------------------------------------------------------------
+
+
+#: Maximum number of children in a message.
+_MAX_CHILDREN = 50
+
+
+class DevicePanel:
+    """Sends whole devices to the views; ``list_seen`` returns those that visible views show."""
+
+    def __init__(self, page: Page, *, list_seen: Callable[[], Collection[str]]) -> None:
+        self._session = page.session
+        self._monitor = page.session.monitor
+        self._send = page.send
+        self._run_when_idle = page.run_when_idle
+        self._list_seen = list_seen
+        self._looks_soon = False
+        self._children: Message | None = None
+
+    def look_soon(self) -> None:
+        """Send the devices as soon as no cell runs; several requests are answered once."""
+        if self._monitor.running is not None:
+            self._send({"kind": "device", "state": "queued"})
+        self._look_in(0.0)
+        self._children = None
+        self.send_children()
+
+    def note_change(self) -> None:
+        """Send the devices when the cells have paused, if somebody looks."""
+        if self._list_seen():
+            self._look_in(CELL_PAUSE_S)
+
+    def send_children(self) -> None:
+        """Send the processes below this one, if somebody looks and one is new; on any thread."""
+        if not self._list_seen():
+            return
+        message: Message = {
+            "kind": "live",
+            **describe_children(self._monitor.hardware.list_children()),
+        }
+        if message != self._children:
+            self._children = message
+            self._send(message)
+
+    def _look_in(self, delay_s: float) -> None:
+        if self._looks_soon and delay_s:
+            return
+        self._looks_soon = True
+        self._run_when_idle(self._look, delay_s)
+
+    def _look(self) -> None:
+        # Two requests may be queued; the first look has answered both.
+        is_due, self._looks_soon = self._looks_soon, False
+        devices = self._list_seen()
+        # None is seen if the tab was closed meanwhile; opening it asks again.
+        if not is_due or not devices:
+            return
+        self._send({"kind": "device", "state": "running"})
+        self._send({"kind": "device", **attempt(partial(self._describe, devices))})
+
+    def _describe(self, devices: Collection[str]) -> Message:
+        taken = self._session.breakdown(budget_s=0.5)
+        return {
+            "wall_s": self._monitor.clock.wall(),
+            "breakdowns": [
+                _describe_breakdown(record, taken, is_seen=record.device in devices)
+                for record in taken.records
+            ],
+        }
+
+
+class DeviceUseHistory:
+    """The drivers' figures of whole devices over time, sent to the views."""
+
+    def __init__(
+        self, monitor: Monitor, send: Callable[[Message], None], *, is_seen: Callable[[], bool]
+    ) -> None:
+        self._monitor = monitor
+        self._send = send
+        self._is_seen = is_seen
+        self._asked_s: float | None = None
+        self._now: list[Message] = []
+        #: For each moment its time, and for each GPU the bytes in use, how busy it was, and the
+        #: bytes that this process had there outside PyTorch.
+        self._moments: deque[tuple[float, dict[str, list[int | None]]]] = deque(maxlen=900)
+        self._lock = threading.Lock()
+
+    def send(self) -> bool:
+        """Send the drivers' figures if they are due, and return whether they were sent."""
+        is_due = self._is_seen() and self._ask()
+        if is_due:
+            self._send({"kind": "use", "time_s": self._asked_s, "devices": self._now})
+        return is_due
+
+    def describe(self) -> Message:
+        """Return what a page that joins needs: the newest figures, and those before."""
+        self._ask()
+        with self._lock:
+            moments = list(self._moments)
+        return {"devices": self._now, "moments": [list(moment) for moment in moments]}
+
+    def _ask(self) -> bool:
+        """Ask the drivers if a second has passed; return whether it has."""
+        now_s = self._monitor.clock.now()
+        with self._lock:
+            # A sampler's tick may be early.
+            if self._asked_s is not None and now_s - self._asked_s < 0.95:
+                return False
+            self._asked_s = now_s
+        hardware = self._monitor.hardware
+        own = dict(self._monitor.read_own_uses())
+        states = hardware.read_devices()
+        devices = [_describe_use(state, own.get(state.info.device)) for state in states]
+        moment = {
+            use["device"]: [use["used"], use["busy"], use["outside"]]
+            for use in devices
+            if use["device"] != HOST and use["used"] is not None
+        }
+        with self._lock:
+            self._now = devices
+            self._moments.append((now_s, moment))
+        return True
+
+
+# -- Messages --------------------------------------------------------------------------------------
+
+
+def _describe_use(state: DeviceState, own_bytes: int | None) -> Message:
+    """Describe a device with what its driver says of it now, and of this process there."""
+    use, info, reading = state.use, state.info, state.reading
+    reserved_bytes = 0 if reading is None else reading.reserved_bytes
+    return {
+        "device": info.device,
+        "name": info.name,
+        "total": (use and use.total_bytes) or info.total_bytes,
+        # By PyTorch, or by another library of this process.
+        "is_touched": reading is not None or bool(own_bytes),
+        "own": own_bytes,
+        "outside": find_outside_bytes(own_bytes, reserved_bytes),
+        "used": None if use is None else use.used_bytes,
+        "free": None if use is None else use.free_bytes,
+        "busy": None if use is None else use.utilization_percent,
+        # Read at the moment of the driver's figures, which this process's counters outrun.
+        "reserved": reading and reading.reserved_bytes,
+        "note": word_driver_failure(use.device, use.failure) if use and use.failure else "",
+    }
+
+
+def _describe_breakdown(breakdown: Breakdown, taken: DeviceBreakdowns, *, is_seen: bool) -> Message:
+    return {
+        "device": breakdown.device,
+        # Then nobody knows which of this notebook's children are on it.
+        "hides_children": any("children" in part.merged for part in breakdown.parts),
+        "html": report_breakdown([breakdown], maps=taken.maps, notes=taken.notes).html
+        if is_seen
+        else None,
+    }
+
+
+def describe_children(children: Sequence[ChildProcess]) -> Message:
+    """Describe the processes below this one, those with the most memory first."""
+    ordered = sorted(children, key=lambda child: (-_weigh(child), child.pid))
+    return {
+        "children": [
+            {
+                "pid": child.pid,
+                "parent": child.parent_pid,
+                "name": child.name,
+                "resident": child.resident_bytes,
+                "devices": [list(pair) for pair in child.devices],
+            }
+            for child in ordered[:_MAX_CHILDREN]
+        ],
+        "n_more_children": max(0, len(ordered) - _MAX_CHILDREN),
+    }
+
+
+def _weigh(child: ChildProcess) -> int:
+    # In steps: of resident sizes that are nearly the same none is to overtake the other.
+    n_bytes = sum(device_bytes or 0 for _, device_bytes in child.devices) + (
+        child.resident_bytes or 0
+    )
+    return n_bytes.bit_length()

@@ -1,31 +1,53 @@
-"""Trace cells with a ``%%memtrace`` line: take the line out, show the report, live and at the end.
+"""Show what belongs under a cell: the report of ``%%memtrace``, a summary line, cards.
 
-An input transformer takes the line out and the cell events do the measuring, so the cell runs as if
-the line were not there: ``await``, other cell magics, the last value, tracebacks with their line
-numbers and the status that stops "Run All" stay its own. (A cell magic that runs its body itself
-loses one or the other of these.) The summary lines of ``%memtrace on`` are shown here too.
+An input transformer takes the line ``%%memtrace`` out and the cell events do the measuring, so the
+cell runs as if the line were not there: ``await``, other cell magics, the last value, tracebacks
+with their line numbers and the status that stops "Run All" stay its own. (A cell magic that runs
+its body itself loses one or the other of these.)
+
+A card is shown under each cell that ends with an OOM, and under each that keeps more with each run.
+It is static HTML, so that a saved notebook, a page without a kernel and a reloaded one all show it
+whole. Where there is a kernel, the page puts buttons into it. A model's old value that takes memory
+beside the new one is reported here, too.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import linecache
 import re
 import textwrap
 import threading
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from contextvars import copy_context
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from IPython.core.getipython import get_ipython
 from IPython.core.interactiveshell import InteractiveShell
-from IPython.display import display
+from IPython.display import DisplayHandle, display
 
 from gpumemwidget.errors import BusyError
 from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.devices import Sample
+from gpumemwidget.model.leaks import Leak, Rebinding
+from gpumemwidget.model.ooms import OomCard, OomEvent, Remedy
 from gpumemwidget.model.traces import CellTrace, TraceRequest
+from gpumemwidget.oom.detection import OomSign, find_oom
 from gpumemwidget.recording.history import thin_samples
 from gpumemwidget.recording.running_cell import RunningCell, build_record
+from gpumemwidget.report.leaks import (
+    find_release,
+    list_cuts,
+    report_leak,
+    report_rebinding,
+    word_release,
+)
+from gpumemwidget.session.leak_watch import LeakWatch
+from gpumemwidget.session.oom_watch import EndedRun, OomWatch
+from gpumemwidget.session.rebinds import RebindWatch
+from gpumemwidget.session.session import Session
 from gpumemwidget.session.tracer import Tracer
 from gpumemwidget.tracing.sources import find_cell_sources, make_is_entry
 from gpumemwidget.widgets.progress_line import NOTHING, show_progress
@@ -33,7 +55,6 @@ from gpumemwidget.widgets.progress_line import NOTHING, show_progress
 if TYPE_CHECKING:
     from gpumemwidget.recording.monitor import Monitor
     from gpumemwidget.report.render.output import Report
-    from gpumemwidget.session.session import Session
 
 #: IPython publishes no types for it.
 _display: Any = display
@@ -75,17 +96,15 @@ class MemtraceLine:
         """Return the lines of a cell without the magic's."""
         found = _split_head(lines, self._parse)
         self._take_request(None if found is None else found[0])
-        return lines if found is None else self._remove(lines, found[1])
-
-    def _remove(self, lines: list[str], n_head: int) -> list[str]:
+        if found is None:
+            return lines
+        n_head = found[1]
         # IPython has removed the indentation that all lines shared; the body may have more of it.
         body = textwrap.dedent("".join(lines[n_head:])).splitlines(keepends=True)
         first = next((line for line in body if not line.isspace()), "")
         if first.startswith("%%"):
             # Another cell magic, which IPython looks for in the first line only.
-            body = body[body.index(first) :]
-            again = _split_head(body, self._parse)
-            return body if again is None else self._remove(body, again[1])
+            return body[body.index(first) :]
         # An empty line in its stead, so that a traceback names the lines that the notebook shows.
         return ["\n" * n_head, *body]
 
@@ -152,12 +171,16 @@ class Outputs:
         has_budgets = is_partial and bool(self._session.monitor.budgets.list())
         if not (shows_line or is_predicted or has_budgets):
             return
-        from gpumemwidget.report import cell as reports  # noqa: PLC0415 - when needed
+        from gpumemwidget.report.cell import (  # noqa: PLC0415 - when needed
+            report_cell_line,
+            report_crossings,
+            report_score,
+        )
 
         shown = (
-            reports.report_cell_line(record) if shows_line else None,
-            reports.report_score(record) if is_predicted else None,
-            reports.report_crossings(record) if has_budgets else None,
+            report_cell_line(record) if shows_line else None,
+            report_score(record) if is_predicted else None,
+            report_crossings(record) if has_budgets else None,
         )
         for report in filter(None, shown):
             _display(report)
@@ -300,7 +323,7 @@ class _CellTrace:
                 trace = self._tracer.describe(record, sources)
                 self._session.keep_trace(trace)
         samples = self._monitor.samples_of(record)
-        trace = dataclasses.replace(trace, record=_pick_device(record, self.request.device))
+        trace = replace(trace, record=_pick_device(record, self.request.device))
         return report_trace(trace, samples, n_lines=self.request.n_lines)
 
 
@@ -309,7 +332,7 @@ def _pick_device(record: CellRecord, device: str | None) -> CellRecord:
     if device is None:
         return record
     devices = tuple(part for part in record.devices if part.device == device)
-    return dataclasses.replace(record, devices=devices)
+    return replace(record, devices=devices)
 
 
 def _can_show_live(shell: InteractiveShell) -> bool:
@@ -318,3 +341,148 @@ def _can_show_live(shell: InteractiveShell) -> bool:
     Under ``%%capture`` another publisher stands in the kernel's place; a terminal has no kernel.
     """
     return hasattr(shell, "kernel") and hasattr(shell.display_pub, "register_hook")
+
+
+# -- The cards of OOMs and of leaks ----------------------------------------------------------------
+
+
+class OomCards:
+    """Shows a card under each cell that ends with an OOM."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._watch = OomWatch(session.shell, session.hardware, session.report_failure)
+        self.open = self._watch.open
+        self.close = self._watch.close
+        self.start = self._watch.start
+
+    def end_inner(self, result: Any) -> None:
+        """Note the OOM of a run within the cell, as ``%%capture`` makes one."""
+        self._watch.end_inner(_find_sign(result))
+
+    def end(self, record: CellRecord | None, result: Any) -> None:
+        """Show the card of a cell that has ended with an OOM, below its traceback."""
+        info = None if result is None else result.info
+        source = "" if info is None else info.raw_cell
+        card = self._watch.end(_find_sign(result), lambda: self._describe_run(source, record))
+        if card is not None:
+            predicted = self._session.monitor.expectations.find_remedies(source)
+            show_card(replace(card, predicted=predicted), self._session)
+
+    def _describe_run(self, source: str, record: CellRecord | None) -> EndedRun:
+        cells = self._session.shell.read_cell_numbers()
+        number = None if record is None else record.execution_count
+        return EndedRun(
+            source, _find_source(cells, number), find_cell_sources(source, number, cells), number
+        )
+
+
+def show_card(card: OomCard, session: Session) -> None:
+    """Show the card of an OOM in the cell that runs, or has just ended."""
+    from gpumemwidget.report.oom import report_oom  # noqa: PLC0415 - when needed
+
+    session.oom_cards.append(card)
+    name = f"gmw-oom-{uuid.uuid4().hex[:12]}"
+    _display(report_oom(card, name=name))
+    rows = enumerate((*card.listed_ways, None))
+    ways = {row: way for row, way in rows if way is None or way.can_do}
+    _add_buttons(session, name, ways, card.event.device, card.event)
+
+
+def _add_buttons(
+    session: Session,
+    name: str,
+    ways: Mapping[int, Remedy | None],
+    device: str,
+    event: OomEvent | None = None,
+) -> None:
+    """Give a card its buttons, by its class, where there is a kernel; ``ways`` by their rows."""
+    if ways and hasattr(get_ipython(), "kernel"):
+        with session.reporting("adding buttons to a card"):
+            from gpumemwidget.widgets.oom_buttons import CardButtons  # noqa: PLC0415 - brings ipywidgets
+
+            session.attach(CardButtons).add(name, ways, device, event)
+
+
+def _find_sign(result: Any) -> OomSign | None:
+    """Return the OOM in a run's error."""
+    return None if result is None else find_oom(result.error_in_exec)
+
+
+def _find_source(cells: dict[str, int], number: int | None) -> str:
+    """Return a cell as it was compiled, its magics made calls; ``""`` if IPython forgot it."""
+    names = [name for name, cell_number in cells.items() if cell_number == number]
+    return "".join(linecache.getlines(names[-1])) if names else ""
+
+
+class LeakCards:
+    """Shows each leak that a session finds.
+
+    What is found while a cell runs is shown at once, and its card is updated until the cell's
+    end. What is found at the end is shown below what the cell has displayed.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._watch = session.attach(LeakWatch)
+        self._watch.found.add(self._note)
+        self._watch.updated.add(self._update)
+        session.released.add(self._mark_released)
+        self._waiting: list[Leak] = []
+        #: The newest cards, with their classes.
+        self._cards: dict[Leak, tuple[DisplayHandle, str]] = {}
+        self._rebinds = session.attach(RebindWatch)
+        self._rebindings: list[Rebinding] = []
+        self._rebinds.found.add(self._rebindings.append)
+
+    def open(self) -> None:
+        """Begin to follow cells."""
+        self._watch.open(InteractiveShell.run_code.__code__)
+        self._rebinds.open()
+
+    def end(self) -> None:
+        """Show what was found at a cell's end."""
+        waiting, self._waiting = self._waiting, []
+        for leak in waiting:
+            self._show(leak)
+        while self._rebindings:
+            self._show_rebinding(self._rebindings.pop(0))
+
+    def _note(self, leak: Leak) -> None:
+        if self._session.monitor.running is None:
+            self._waiting.append(leak)
+        else:
+            self._show(leak)
+
+    def _show(self, leak: Leak) -> None:
+        name = f"gmw-leak-{uuid.uuid4().hex[:12]}"
+        card = _display(report_leak(leak, name=name), display_id=True)
+        if card is not None:  # There is none in a plain Python.
+            self._cards[leak] = card, name
+            while len(self._cards) > 20:
+                del self._cards[next(iter(self._cards))]
+        release = find_release(leak)
+        commands = [command for _, command in list_cuts(leak)]
+        ways = {} if release is None else {commands.index(word_release(release)): release}
+        _add_buttons(self._session, name, ways, leak.device)
+
+    def _update(self, change: tuple[Leak, Leak]) -> None:
+        known, leak = change
+        if known in self._cards:
+            card, name = self._cards[leak] = self._cards.pop(known)
+            card.update(report_leak(leak, name=name))  # type: ignore[no-untyped-call]
+
+    def _mark_released(self, _: object) -> None:
+        """Grey the cards of leaks whose variables were released."""
+        namespace = self._session.shell.user_ns
+        for leak, (card, name) in list(self._cards.items()):
+            release = find_release(leak)
+            names = () if release is None else release.names
+            if names and all(namespace.get(variable) is None for variable in names):
+                del self._cards[leak]
+                report = report_leak(leak, name=name, released=names)
+                card.update(report)  # type: ignore[no-untyped-call]
+
+    def _show_rebinding(self, rebinding: Rebinding) -> None:
+        if rebinding.name not in self._watch.list_ignored():
+            _display(report_rebinding(rebinding))

@@ -1,1 +1,0 @@
-"""Two results of this package beside each other."""
