@@ -57,9 +57,13 @@ def open_shell(folder: Path) -> Iterator[InteractiveShell]:
 @contextmanager
 def open_loaded_shell() -> Iterator[InteractiveShell]:
     """A shell with the extension and a simulated GPU of 16 GiB, which cells have as ``gpus``."""
+    main = sys.modules["__main__"]
     shell = InteractiveShell()
-    with simulate_gpus(total_bytes=16 << 30) as gpus:
-        shell.run_line_magic("load_ext", "gpumemwidget")
-        shell.user_ns["gpus"] = gpus
-        yield shell
-        shell.run_line_magic("unload_ext", "gpumemwidget")
+    try:
+        with simulate_gpus(total_bytes=16 << 30) as gpus:
+            shell.run_line_magic("load_ext", "gpumemwidget")
+            shell.user_ns["gpus"] = gpus
+            yield shell
+            shell.run_line_magic("unload_ext", "gpumemwidget")
+    finally:
+        sys.modules["__main__"] = main

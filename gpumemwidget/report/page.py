@@ -104,6 +104,11 @@ _PIECE = re.compile(
     r"|(?P<number>[0-9]+)|(?P<word>[^0-9\s.\[\](),:;'\"…]+)",
     re.DOTALL,
 )
+#: Beginnings of predicted remedies' names; only a path may follow one.
+_REMEDY = re.compile(
+    r"checkpointing of |(bfloat16 autocast|expandable segments|no_grad"
+    r"|half the batch, gradients accumulated over two)\Z"
+)
 _PLACE = re.compile(r"(In ?\[[\d ]{0,6}\])?(.*?)(, line \d+)?", re.DOTALL)
 
 _T = TypeVar("_T")
@@ -154,6 +159,10 @@ class Redaction:
     def _replace(self, text: str, field: str) -> str:
         if field in _PUBLIC or not text.strip() or text in _OWN_WORDS:
             return text
+        if field == "PredictedRemedy.command":
+            return ""  # It is code; the name says what to do.
+        if field == "PredictedRemedy.name" and (begin := _REMEDY.match(text)):
+            return begin[0] + _PIECE.sub(self._replace_piece, text[begin.end() :])
         if field in _PATHS:
             return _PIECE.sub(self._replace_piece, text)
         if field in _PLACES and (match := _PLACE.fullmatch(text)):
@@ -196,6 +205,6 @@ def _list_fields(cls: type) -> tuple[tuple[str, str], ...]:
     for field in fields(cls):
         full = f"{cls.__name__}.{field.name}"
         if not re.fullmatch(r"(int|float|bool|bytes|array)\b.*", str(field.type)):
-            is_listed = full in _PUBLIC | _PATHS | _PLACES
+            is_listed = full in _PUBLIC | _PATHS | _PLACES or cls.__name__ == "PredictedRemedy"
             listed.append((field.name, full if is_listed else field.name))
     return tuple(listed)

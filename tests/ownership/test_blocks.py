@@ -253,7 +253,7 @@ def test_workspace_sizes_are_those_that_pytorch_takes(
 def test_gradient_buckets_are_named_by_their_module(
     notebook: Notebook, monkeypatch: pytest.MonkeyPatch, n_unknown: int
 ) -> None:
-    """They have the parameters' bytes; beside other unknown blocks they are as unknown."""
+    """They have the parameters' bytes; beside other unknown blocks they are only supposed."""
     notebook.run(
         "import torch\n"
         "net = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(40)])\n"
@@ -279,7 +279,8 @@ def test_gradient_buckets_are_named_by_their_module(
     found = [line for line in device.owned if "bucket" in line.owner]
     assert len(buckets) > 1
     if n_unknown:
-        assert found == []
+        assert {line.kind for line in found} == {"unknown"}
+        assert "perhaps a gradient bucket of DistributedDataParallel" in found[0].owner
     else:
         assert sum(line.n_bytes for line in found) == sum(-(-each // 512) * 512 for each in buckets)
         assert {(line.owner, line.kind) for line in found} == {

@@ -204,6 +204,23 @@ def test_words_for_what_has_no_name_stay(words: str) -> None:
     assert found == owned
 
 
+def test_a_remedys_kind_stays() -> None:
+    """The module's path has placeholders, and the code is left out."""
+    redaction = Redaction()
+
+    found = [
+        redaction.redact(replace(predictions.REMEDIES[0], name=name, command="acme.fit()"))
+        for name in ("no_grad", "checkpointing of acme.tower", "no_grad of acme", "acme")
+    ]
+
+    assert [(remedy.name, remedy.command) for remedy in found] == [
+        ("no_grad", ""),
+        ("checkpointing of name_a.name_b", ""),
+        ("hidden 1", ""),
+        ("hidden 2", ""),
+    ]
+
+
 def test_an_unknown_container_is_refused() -> None:
     """It could have texts that nobody replaces."""
     with pytest.raises(TypeError, match="set may have texts"):
