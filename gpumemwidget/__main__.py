@@ -77,7 +77,8 @@ def _load(options: argparse.Namespace) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     """Print the comparison; return 1 if a peak has grown beyond the bound, or may have."""
-    from gpumemwidget.comparing import compare, tabulate_comparison  # noqa: PLC0415
+    from gpumemwidget.comparing import compare  # noqa: PLC0415
+    from gpumemwidget.report.comparison import tabulate_comparison  # noqa: PLC0415
 
     found = compare(options.a, options.b)
     if options.json:

@@ -13,7 +13,12 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from gpumemwidget.allocator.rules import SMALL_BYTES, choose_fitting, choose_rounding
+from gpumemwidget.allocator.rules import (
+    SMALL_BYTES,
+    UNLIMITED_BYTES,
+    choose_fitting,
+    choose_rounding,
+)
 from gpumemwidget.model.devices import Segment
 from gpumemwidget.model.traces import AllocatorTrace, TraceEvents
 from gpumemwidget.progress import Stage, follow
@@ -22,8 +27,6 @@ from gpumemwidget.progress import Stage, follow
 ALLOC, FREE_REQUESTED, FREE_COMPLETED, SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP = (
     range(7)
 )
-#: Larger sizes than any device has: an event with such a size is wrong, and sums would overflow.
-_MAX_DEVICE_BYTES = 1 << 42
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,7 +112,7 @@ def _find_first_blocks(trace: AllocatorTrace) -> dict[int, int]:
     for action, address, size in columns:
         if action == ALLOC:
             in_use.pop(address, None)
-        elif action == FREE_REQUESTED and 0 <= size <= _MAX_DEVICE_BYTES:
+        elif action == FREE_REQUESTED and 0 <= size <= UNLIMITED_BYTES:
             in_use[address] = round_up(size)
     return in_use
 
@@ -133,7 +136,7 @@ def _replay_from(layout: BlockLayout, trace: AllocatorTrace, *, is_whole: bool =
     for place, (action, address, size) in enumerate(
         follow(columns, Stage.REPLAY_EVENTS, len(events))
     ):
-        if not 0 <= size <= _MAX_DEVICE_BYTES:
+        if not 0 <= size <= UNLIMITED_BYTES:
             # Other actions change nothing, and their size may be anything.
             n_contradictions += action <= SEGMENT_UNMAP
         elif action == ALLOC:

@@ -24,6 +24,9 @@ from gpumemwidget.model.traces import AllocatorRules
 MIN_BLOCK_BYTES = 512
 #: Largest request that comes from segments for small blocks.
 SMALL_BYTES = 1 << 20
+#: More than any device has. In a trace a larger size is wrong, and sums of such would overflow; a
+#: prediction counts up to it what does not fit.
+UNLIMITED_BYTES = 1 << 44
 
 
 @dataclass(frozen=True, slots=True)

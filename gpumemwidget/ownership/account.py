@@ -179,7 +179,8 @@ def describe_memory(
         describer = _Describer(account, paths, cells, no_name=no_name)
         claims = _list_claims(account, paths, device, outside)
         for number, (place, block, n_bytes) in enumerate(claims):
-            # Only the biggest have paths of their own.
+            # Only the biggest have paths of their own: nobody reads more rows, and each path takes
+            # time.
             is_short = device is not None and number >= 128
             line = describer.describe(place, block, n_bytes, is_short=is_short)
             (alike if is_short else owned).append(line)
@@ -447,8 +448,8 @@ def list_variables(shell: Shell) -> tuple[Variable, ...]:
 def describe_rows(account: Account, *, deadline_s: float = math.inf) -> tuple[Variable, ...]:
     """Return the rows of an account that hold memory, as ``list_variables`` gives them.
 
-    From ``deadline_s`` on, on ``time.perf_counter``, it is not found out what a release would move
-    to the CPU, and rows of which that matters free what is said or more.
+    After ``deadline_s``, on ``time.perf_counter``, it is no longer computed what a release would
+    move to the CPU: what the rows concerned free is a lower bound then.
     """
     variables = []
     for number, row in enumerate(account.rows.values()):

@@ -170,8 +170,8 @@ def enter_running(graph: Graph) -> list[Root]:
 def enter_outside(graph: Graph) -> list[int]:
     """Enter and walk tensors and autograd nodes that nothing known leads to.
 
-    What is computed holds its graph in C++, where no count shows it. To look at all of the process
-    takes a moment (100 ms on a big heap), that is not there when the time is up.
+    The graph of a computed tensor is held in C++, where no reference count shows it. Listing all
+    objects takes some 100 ms in a large process, and is left out when the time is up.
 
     Returns:
         The places of tensors whose memory was not met before.
@@ -194,6 +194,7 @@ def enter_outside(graph: Graph) -> list[int]:
             for storage in (parts.storage, *parts.inner_storages):
                 info = None if storage is None else reader.read_storage(storage)
                 if info is not None and not info.is_borrowed:
+                    # On the host there are thousands of scalars and the like.
                     is_large = info.device != HOST or info.n_bytes >= 4096
                     is_unmet |= is_large and (info.device, info.address) not in met
             place = graph.add_root(target) if is_unmet or parts.is_computed else None

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from gpumemwidget.allocator.blocks import SimulatedBlock
 from gpumemwidget.allocator.caching import CachingAllocator, DeviceFullError
-from gpumemwidget.allocator.rules import AllocatorSettings
+from gpumemwidget.allocator.rules import UNLIMITED_BYTES, AllocatorSettings
 from gpumemwidget.backends.snapshot import LARGE_PAGE_BYTES
 from gpumemwidget.errors import PredictionError
 from gpumemwidget.model.devices import Frame, Segment
@@ -292,8 +292,6 @@ class _Player:
 #: A segment that blocks of 1 to 10 MiB share: a prediction is never surer than that, as the
 #: driver's addresses decide which of two cached blocks of one size serves.
 SLACK_BYTES = LARGE_PAGE_BYTES
-#: Larger than any device: what a step needs is known, though it does not fit.
-UNLIMITED_BYTES = 1 << 46
 _OwnerKey: TypeAlias = "tuple[PredictedKind, str, Phase | None, SourcePlace | None]"
 
 

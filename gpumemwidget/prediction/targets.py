@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gpumemwidget.allocator.rules import AllocatorSettings, parse_settings
+from gpumemwidget.allocator.rules import UNLIMITED_BYTES, AllocatorSettings, parse_settings
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.snapshot import read_allocator_settings
 from gpumemwidget.errors import BadInputError, PredictionError
 from gpumemwidget.model.devices import Block, Chip, Segment
 from gpumemwidget.model.predictions import PredictionDevice
-from gpumemwidget.prediction.forecast import UNLIMITED_BYTES, Target
+from gpumemwidget.prediction.forecast import Target
 from gpumemwidget.prediction.operations import H200, GpuFacts
 from gpumemwidget.units import format_bytes, parse_bytes
 

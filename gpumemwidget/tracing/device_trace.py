@@ -238,9 +238,9 @@ def _list_peak_parts(
 
 
 def describe_snapshot(traces: Sequence[AllocatorTrace], name: str) -> CellTrace:
-    """Describe what the lines did that a snapshot file has the history of.
+    """Describe a snapshot file's history by the lines of the user's main file.
 
-    The file does not say which cell or block it is of: the lines are those of the user's file that
+    The file does not say which cell or block it is of: the main file is the user's one that
     allocated most.
 
     Args:
@@ -313,19 +313,19 @@ class Moments:
     reserved_peak_bytes: int
 
 
-def choose_moments(replay: Replay, cell_us: int, start_us: int, end_us: int) -> Moments:
+def choose_moments(replayed: Replay, cell_us: int, first_us: int, last_us: int) -> Moments:
     """Choose moments such that the eye sees no difference and no extreme is lost.
 
     Args:
-        replay: the device's.
+        replayed: the device's trace.
         cell_us: when the cell began; this and the others in microseconds on the events' clock.
-        start_us: the first moment, before all events.
-        end_us: the last moment.
+        first_us: the first moment, before all events.
+        last_us: the last moment.
     """
-    changes, reserved_changes = replay.changes, replay.reserved_changes
+    changes, reserved_changes = replayed.changes, replayed.reserved_changes
     # Before the first event, and after each.
-    allocated = array("q", accumulate(changes, initial=replay.start_allocated_bytes))
-    reserved = array("q", accumulate(reserved_changes, initial=replay.start_reserved_bytes))
+    allocated = array("q", accumulate(changes, initial=replayed.start_allocated_bytes))
+    reserved = array("q", accumulate(reserved_changes, initial=replayed.start_reserved_bytes))
     n_unchanged = changes.count(0) + reserved_changes.count(0)
     n_moments = 1 + 2 * len(changes) - n_unchanged
     peak_bytes = max(allocated)
@@ -336,17 +336,17 @@ def choose_moments(replay: Replay, cell_us: int, start_us: int, end_us: int) -> 
         kept.update(place for place, pair in enumerate(pairs, 1) if any(pair))
     else:
         columns = allocated, reserved
-        for stretch in _cut(replay.events.times_us):
+        for stretch in _cut(replayed.events.times_us):
             kept.add(stretch[-1])
             kept.update(find_extremes(stretch, highest=columns, lowest=columns))
     places = sorted(kept)
-    times_us = [start_us, *(replay.events.times_us[place - 1] for place in places if place)]
+    times_us = [first_us, *(replayed.events.times_us[place - 1] for place in places if place)]
     # Threads may note their events a moment late.
     times_us = list(accumulate(times_us, max))
     peak_moment = places.index(peak)
-    if end_us > times_us[-1]:
+    if last_us > times_us[-1]:
         places.append(len(changes))
-        times_us.append(end_us)
+        times_us.append(last_us)
     timeline = Timeline(
         times_s=tuple([max(0, time_us - cell_us) / 1e6 for time_us in times_us]),
         allocated_bytes=tuple([allocated[place] for place in places]),

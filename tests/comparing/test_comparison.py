@@ -15,11 +15,12 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
 import gpumemwidget
-from gpumemwidget.comparing import Comparison, compare, list_growth, tabulate_comparison
+from gpumemwidget.comparing import Comparison, compare, list_growth
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.comparisons import ComparedRow, ComparedTotal
 from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount
 from gpumemwidget.model.processes import DevicePeak, ProcessInfo, ProcessState
+from gpumemwidget.report.comparison import tabulate_comparison
 from gpumemwidget.units import format_change
 from tests.leaks.conftest import list_shown
 from tests.remote.programs import run_python, write_script

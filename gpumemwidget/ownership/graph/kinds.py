@@ -162,7 +162,7 @@ class DeadEnds:
     def find(self, targets: Sequence[object]) -> set[int]:
         """Return the ids of those plain objects that surely lead to no memory."""
         found: set[int] = set()
-        # So many objects are asked about together.
+        # Asked about together, as most lots lead nowhere; the others are looked at one by one.
         n_lot = 32
         for start in range(0, len(targets), n_lot):
             lot = targets[start : start + n_lot]
@@ -180,6 +180,7 @@ class DeadEnds:
     def _lead_nowhere(self, level: Sequence[object]) -> bool:
         """Return whether containers within containers end in numbers and text."""
         finder = self._kind_finder
+        # Deeper and wider ones are walked as all other objects: this is to save time alone.
         for _ in range(6):
             parts = list_referents(*level)
             level = list(filter(gc.is_tracked, parts))
