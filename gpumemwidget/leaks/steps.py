@@ -314,6 +314,7 @@ class LoopWatch:
         if self._reading is None:
             return
         lines, read, _, since = self._reading
+        # What a line adds in each of four steps is known then.
         if not lines.is_on or (loop is read and loop.n_steps >= since + 4):
             self.stop_lines()
         elif loop.began_s > read.last_s and loop.n_read >= MIN_STEPS:

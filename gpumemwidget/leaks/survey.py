@@ -260,7 +260,7 @@ class _Grouping:
             following = {edge for edge in edges[place] if kinds[edge] is Kind.NODE} - met
             met |= following
             pending += following
-            # Which takes some milliseconds.
+            # To follow so many nodes takes some milliseconds.
             if len(met) > 5000:
                 return None
         return frozenset(leaves)

@@ -188,7 +188,8 @@ class Paths:
             if self._leads[root.place]:
                 self._roots.setdefault(root.place, root)
                 level = root_levels[root.kind]
-                # A parameter's own word is its module's; what the debugger looked at comes last.
+                # A parameter is better named by its module, and an exception by itself than by the
+                # debugger that has looked at it.
                 if root.place in self._module_tensors or (
                     root.kind == "exception"
                     and not (root.place in self._exceptions or root.place in self._tracebacks)

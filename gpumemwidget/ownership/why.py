@@ -322,12 +322,19 @@ class _Inquiry:
         """Add the holders that reference counts show and no walk has met."""
         known = {root.place for root in self._account.outer}
         for place in self._account.elsewhere:
-            if place in known or place not in self._within:
+            if place in known or place not in self._within or self._is_lent_within(place):
                 continue
             info = self._graph.storages.get(place)
             is_lent = info is not None and info.is_borrowed
             holder = PathStep(StepKind.LENDER, LENDER) if is_lent else _UNSEEN
             self._ways.append(_Way((holder,), place))
+
+    def _is_lent_within(self, place: int) -> bool:
+        """Return whether a part is one of two known storages over the same memory."""
+        infos = self._graph.storages
+        below = {infos[storage].address for storage in self._find_below(place)}
+        same = [info for info in infos.values() if info.address in below]
+        return len(same) > len(below) and any(info.is_borrowed for info in same)
 
     # -- what cuts it ------------------------------------------------------------------------------
 

@@ -288,8 +288,9 @@ class Monitor:
         self._thin(1.25)
 
     def _ask_own(self) -> None:
-        self._own_uses = self._read(self.hardware.read_own_uses, "what the driver lists") or ()
-        self._own_until_s = self.clock.now() + _FRESH_S
+        found = self._read(self.hardware.read_own_uses, "what the driver lists")
+        self._own_uses = found or ()
+        self._own_until_s = -math.inf if found is None else self.clock.now() + _FRESH_S
 
     def _read(self, read: Callable[[], _T], what: str) -> _T | None:
         """Return an answer of the hardware's; ``None`` and a report if that fails."""

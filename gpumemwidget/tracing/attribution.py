@@ -16,6 +16,7 @@ from __future__ import annotations
 import bisect
 import heapq
 import itertools
+import math
 import re
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -253,10 +254,14 @@ def _is_users(mark: CallMark, sources: Sources) -> bool:
 
 class _RunningModules:
     def __init__(self, marks: Iterable[CallMark]) -> None:
-        modules = [mark for mark in marks if mark.kind == "module"]
-        #: The last one begins first.
-        self._coming = sorted(modules, key=lambda mark: mark.start_us)[::-1]
+        # The last one begins first. Of calls that begin in the same microsecond the one that ends
+        # last is around the others.
+        self._coming = sorted(
+            (mark for mark in marks if mark.kind == "module"),
+            key=lambda mark: (mark.start_us, -math.inf if mark.end_us is None else -mark.end_us),
+        )[::-1]
         self._threads: dict[int, list[CallMark]] = {}
+        self._time_us = 0
 
     def __bool__(self) -> bool:
         return bool(self._coming or self._threads)
@@ -271,21 +276,34 @@ class _RunningModules:
         Returns:
             ``()`` if no thread was running that many modules.
         """
+        if time_us != self._time_us:
+            self._time_us = time_us
+            self._advance(time_us)
+        for running in self._threads.values():
+            marks = list(running)
+            # A clock of microseconds can't order what ended and what began in the same one.
+            while len(marks) > n_calls and self._time_us in (marks[-1].start_us, marks[-1].end_us):
+                marks.pop()
+            if len(marks) == n_calls:
+                return tuple([mark.name for mark in marks])
+        return ()
+
+    def _advance(self, time_us: int) -> None:
         while self._coming and self._coming[-1].start_us <= time_us:
             mark = self._coming.pop()
             running = self._threads.setdefault(mark.thread, [])
-            _end_calls(running, mark.start_us)
+            while running and _has_ended(running[-1], mark.start_us, is_next=True):
+                running.pop()
             running.append(mark)
         for running in self._threads.values():
-            _end_calls(running, time_us)
-            if len(running) == n_calls:
-                return tuple([mark.name for mark in running])
-        return ()
+            while running and _has_ended(running[-1], time_us, is_next=False):
+                running.pop()
 
 
-def _end_calls(running: list[CallMark], time_us: int) -> None:
-    while running and running[-1].end_us is not None and running[-1].end_us < time_us:
-        running.pop()
+def _has_ended(mark: CallMark, time_us: int, *, is_next: bool) -> bool:
+    if mark.end_us is None:
+        return False
+    return mark.end_us < time_us or (is_next and mark.end_us == time_us > mark.start_us)
 
 
 class SiteTotals:

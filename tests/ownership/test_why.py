@@ -56,6 +56,18 @@ def test_every_other_holder_is_named(notebook: Notebook) -> None:
     assert _list_cure(explanation) == ['del box["k"][0], a.b, x, alias, view, step']
 
 
+@pytest.mark.parametrize(
+    "twin", ["torch.from_dlpack(x)", "torch.from_numpy(x.numpy())", "torch.as_tensor(x.numpy())"]
+)
+def test_two_names_over_one_memory_hold_each_other_alone(notebook: Notebook, twin: str) -> None:
+    """What refers to the memory in C++ is the other one: no holder is made up for it."""
+    notebook.run(f"import torch\nx = torch.ones(1013)\ny = {twin}")
+
+    explanation = _explain(notebook, "x")
+
+    assert _list_ways(explanation).keys() == {"x", "y"}
+
+
 @pytest.mark.saved_tensors
 def test_a_graph_that_a_name_keeps(notebook: Notebook) -> None:
     """A running total of losses keeps what it saved; the cut says how not to."""

@@ -1383,41 +1383,47 @@ def _use_module(x: torch.Tensor) -> None:
     users_module.train(x)  # type: ignore[name-defined]  # noqa: F821
 
 
-class Slotted:
-    """A class with slots."""
+class Registered:
+    """A class that keeps its subclasses, whose methods call the methods that they extend."""
 
+    kinds: list[type] = []  # noqa: RUF012 - as users write it
     __slots__ = ("total",)
+
+    def __init_subclass__(cls, *, name: str) -> None:
+        cls.kinds.append(cls)
+        cls.name = name  # type: ignore[attr-defined]
 
     def __init__(self) -> None:
         self.total = 0
 
     def add(self) -> None:
         self.total += 1
+        SEEN.append(type(self).name)  # type: ignore[attr-defined]
 
 
-class Child(Slotted):
-    """A subclass without slots of its own, whose method calls the one that it extends."""
+class Child(Registered, name="child"):
+    """A subclass without slots of its own."""
 
     def add(self) -> None:
         super().add()
-        SEEN.append("child")
+        assert self.kinds == [Child]
 
 
 def test_classes_with_slots_and_subclasses_are_copied() -> None:
-    """Copies are of the copied classes: ``super()`` and ``isinstance`` hold."""
+    """Copies are of the copied classes: ``super()``, ``isinstance`` and registries hold."""
     child = Child()
 
     def step(x: torch.Tensor) -> None:
         child.add()
         Child().add()
-        assert isinstance(child, Slotted)
+        assert isinstance(child, Registered)
         assert type(child) is Child
         assert len(SEEN) == 2 * child.total
         x.sin()
 
     carry_out(step, (torch.randn(2),), steps=2)
 
-    assert (child.total, SEEN) == (0, [])
+    assert (child.total, SEEN, Registered.kinds) == (0, [], [Child])
 
 
 def test_what_is_reached_in_another_way_is_refused() -> None:
@@ -1515,19 +1521,48 @@ class Wrapper:
         setattr(self.wrapped, name, value)
 
 
-def test_objects_that_do_not_want_to_be_copied_are() -> None:
+class Borg:
+    """An object that shares its attributes with all others of its class."""
+
+    shared: dict[str, Any] = {}  # noqa: RUF012 - as libraries write it
+
+    def __init__(self) -> None:
+        self.__dict__ = self.shared
+
+
+class AttributeDict(dict[str, Any]):
+    """A dictionary whose keys are its attributes."""
+
+    def __init__(self, **items: Any) -> None:
+        super().__init__(**items)
+        self.__dict__ = self
+
+
+@pytest.mark.parametrize("library", [__name__, "collections"])
+def test_objects_that_do_not_want_to_be_copied_are(
+    library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing of them changes, and what two of them share is shared by the copies."""
-    uncopied = Uncopied()
-    wrapper = Wrapper(uncopied)
+    monkeypatch.setattr(Borg, "__module__", library)
+    uncopied, borgs = Uncopied(), [Borg(), Borg()]
+    wrapper, config = Wrapper(uncopied), AttributeDict(size=3)
+    borgs[0].count = 0  # type: ignore[attr-defined]
 
     def step(x: torch.Tensor) -> None:
         wrapper.count += 1
-        assert uncopied.count > 0
+        borgs[0].count += 1  # type: ignore[attr-defined]
+        assert uncopied.count == borgs[1].count > 0  # type: ignore[attr-defined]
+        # A library's class is shared, and what is made of it anew.
+        if library == __name__:
+            assert Borg().count == uncopied.count  # type: ignore[attr-defined]
+        config.seen = config.size
+        assert config["seen"] == 3
         x.sin()
 
     carry_out(step, (torch.randn(2),), steps=2)
 
-    assert uncopied.count == 0
+    assert (uncopied.count, Borg.shared) == (0, {"count": 0})
+    assert config == {"size": 3}
 
 
 def test_nothing_is_logged_or_printed(capfd: pytest.CaptureFixture[str]) -> None:

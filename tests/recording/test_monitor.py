@@ -715,6 +715,25 @@ class TestWhatTheDriverLists:
 
         assert record.devices[0].outside == Span(30, after_bytes, after_bytes)
 
+    def test_an_answer_that_failed_is_none_for_the_next_cell(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It is asked again at once: nothing that was there before is the next one's."""
+        session = Session()
+        session.hardware.own_bytes = 40
+        session.start()
+        with monkeypatch.context() as patch:
+            patch.setattr(session.hardware, "read_own_uses", lambda: 1 / 0)
+            session.clock.advance(1)
+            session.end()
+
+        session.start()
+        session.clock.advance(1)
+        record = session.end()
+
+        assert record.devices[0].outside == Span(30, 30, 30)
+        assert len(session.failures) == 1
+
     def test_what_happens_in_the_cell_itself_is_not_the_last_ones(self) -> None:
         """A cell that never ended leaves nothing that is good for the next one."""
         session = Session()

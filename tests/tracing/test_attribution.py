@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
 from gpumemwidget.model.devices import Frame
 from gpumemwidget.model.traces import Call, CallMark, DeviceTrace, NoteKind, Origin, TraceNote
 from gpumemwidget.tracing.device_trace import describe_device
@@ -170,11 +172,15 @@ def _flatten(calls: Sequence[Call], level: int = 0) -> list[tuple[int, tuple[str
     return found
 
 
-def test_calls_below_a_line_are_those_a_person_would_name() -> None:
-    """Modules by their paths where their calls were seen, without what only passes calls on."""
+@pytest.mark.parametrize("first_end", [1, 2])
+def test_calls_below_a_line_are_those_a_person_would_name(first_end: int) -> None:
+    """Modules by their paths where their calls were seen, without what only passes calls on.
+
+    One may begin in the microsecond in which the one before it ends.
+    """
     marks = [
         CallMark("module", when(1), when(3), 1, "net"),
-        CallMark("module", when(1), when(1), 1, "net.h.0"),
+        CallMark("module", when(1), when(first_end), 1, "net.h.0"),
         CallMark("module", when(2), when(3), 1, "net.h.1"),
         # Another thread's, at the same time.
         CallMark("module", when(0), None, 2, "other"),

@@ -428,7 +428,8 @@ class TimeLimitedMonitor:
         def ask() -> BytesByDevice:
             infos = self._infos
             if not infos or uuids != self._uuids:
-                infos, self._uuids = self._monitor.list_infos(uuids), uuids
+                infos = self._infos = self._monitor.list_infos(uuids)
+                self._uuids = uuids
             names = [info.device for info in infos] if devices is None else devices
             listed = ((name, self._monitor.read_process(name, pid)) for name in names)
             return tuple((name, n_bytes) for name, n_bytes in listed if n_bytes is not None)

@@ -124,6 +124,8 @@ class Copier:
         # An object that is gone would leave its number to another.
         self._originals: list[object] = []
         self._path: list[str] = []
+        #: True while a class is made: it is no new one of the user's.
+        self._is_making = False
         #: Copies of modules, each with where it was found: ``model``, ``trainer.net``.
         self.modules: list[tuple[str, Any]] = []
         #: Copies of optimizers.
@@ -333,6 +335,7 @@ class Copier:
         """Copy a NumPy array; of a large one only a view, that can't be written."""
         if array.dtype == object:
             return self._copy_reduced(array, type(array))
+        # Up to 16 MiB a copy takes a moment.
         if array.nbytes <= 16 << 20:
             return array.copy()
         view = array.view()
@@ -493,7 +496,11 @@ class Copier:
         else:
             # The metaclass has done its work: what it made of the class is copied.
             make = abc.ABCMeta.__new__ if issubclass(meta, abc.ABCMeta) else type.__new__
-            copied = make(meta, kind.__name__, bases, first)
+            self._is_making = True
+            try:
+                copied = make(meta, kind.__name__, bases, first)
+            finally:
+                self._is_making = False
         self._keep(kind, copied)
         slot_types = (types.MemberDescriptorType, types.GetSetDescriptorType)
         for name, member in own.items():
@@ -503,10 +510,19 @@ class Copier:
 
     def _copy_member(self, value: Any, name: str) -> Any:
         try:
-            return self._copy_named(value, name)
+            copied = self._copy_named(value, name)
         except PredictionError as exc:
             # Most steps don't use it.
             return RefusingProxy(value, f"The step uses `{name}`", str(exc))
+        if not name.endswith(".__init_subclass__"):
+            return copied
+
+        def begin_subclass(kind: type, /, **options: Any) -> None:
+            # A copy of a subclass was registered already, as what it is a copy of.
+            if not self._is_making:
+                copied.__get__(None, kind)(**options)
+
+        return classmethod(begin_subclass)
 
     def _copy_wrapped(self, value: Any) -> Any:
         return type(value)(self.copy(value.__func__, self._path[-1]))
@@ -578,7 +594,11 @@ class Copier:
         if isinstance(state, tuple) and len(state) == 2:
             state, slots = state
         if state is not None:
-            vars(copied).update(state)
+            own = vars(copied)
+            own.update(state)
+            if len(own) == len(state):
+                # Several instances may have one dict for their attributes, or be their own.
+                object.__setattr__(copied, "__dict__", state)
         for name, value in (slots or {}).items():
             object.__setattr__(copied, name, value)
 
