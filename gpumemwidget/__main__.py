@@ -35,14 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(sys.argv[1:] if arguments is None else arguments)
     if options.command == "run":
         return run(options)
+    # None without standard output (``>&-``): then nothing is printed.
     if isinstance(sys.stdout, io.TextIOWrapper):
         # JSON is UTF-8 everywhere; a report loses what a terminal's encoding has not.
         sys.stdout.reconfigure(encoding="utf-8" if options.json else None, errors="replace")
-    # A program that is recorded must not find what only a report needs among its modules.
     try:
         status = _load(options) if options.command == "load" else _compare(options)
-        # Now, and not as Python ends.
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()  # Now, and not as Python ends.
         return status
     except GpuMemError as exc:
         print(f"gpumemwidget: {exc}", file=sys.stderr)
@@ -57,10 +57,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _load(options: argparse.Namespace) -> int:
+    # Here, as a program that is recorded must not find what only a report needs.
     from gpumemwidget.remote.reader.recordings import Recordings  # noqa: PLC0415
 
     if options.redact and options.html is None:
         raise BadInputError("only a page is redacted: give --redact together with --html FILE")
+    if options.force and options.html is None:
+        raise BadInputError("--force has no effect without --html: give both, or neither")
     recordings = Recordings(options.recordings)
     if options.json:
         print(encode_records("processes", recordings.processes))
@@ -163,7 +166,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         "compare",
         help="compare two recordings, or two memory snapshots",
         description="Print what has more memory in B than in A, and what has less: the peaks of "
-        "processes and spans, or, of PyTorch's memory snapshots, the lines.",
+        "processes, or, of PyTorch's memory snapshots, the lines.",
         epilog="example: gpumemwidget compare runs/main runs/branch --fail-above 2%%",
     )
     compare_parser.add_argument("a", metavar="A", help="a recording, a folder of them, a .pickle")
@@ -201,10 +204,12 @@ def run(options: argparse.Namespace) -> int:
     sys.argv = [f"-m {options.target}" if options.is_module else options.target, *options.arguments]
     try:
         recording = FileRecording(options.to, maker="run")
-    except GpuMemError as exc:
+    except (GpuMemError, OSError) as exc:
         print(f"gpumemwidget: {exc}", file=sys.stderr)
         return 2
-    shown_path = os.path.relpath(recording.path)
+    shown_path = str(recording.path)
+    with contextlib.suppress(OSError):  # The current folder may have been deleted.
+        shown_path = os.path.relpath(shown_path)
     pid, line = os.getpid(), ""
 
     def end() -> None:
@@ -256,8 +261,8 @@ def _show_error(error: BaseException) -> None:
 
 
 def _load_script(given: str) -> tuple[CodeType, ModuleType]:
-    path = str(Path(given).absolute())
     try:
+        path = str(Path(given).absolute())
         with io.open_code(path) as file:
             source = file.read()
     except OSError as exc:
@@ -271,7 +276,8 @@ def _load_script(given: str) -> tuple[CodeType, ModuleType]:
 
 def _load_module(name: str) -> tuple[CodeType, ModuleType]:
     if not sys.flags.safe_path:
-        sys.path[0] = str(Path.cwd())
+        with contextlib.suppress(OSError):
+            sys.path[0] = str(Path.cwd())
     try:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:

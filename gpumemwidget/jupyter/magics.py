@@ -304,6 +304,8 @@ class MemMagics(Magics):
             _refuse_beside("--export", {"--json": args.json, "--sort": args.sort})
             path = ledger.export(args.export, force=args.force)
             print(f"{len(ledger)} cell{'' if len(ledger) == 1 else 's'} written to {path}")
+            if args.all and self._processes.sources:
+                print("The spans of the processes that are watched are not in it.")
             return
         if args.json:
             _refuse_beside("--json", {"--sort": args.sort})

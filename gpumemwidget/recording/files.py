@@ -16,6 +16,8 @@ def find_target(path: str | os.PathLike[str], *, example: str = "runs/cells.csv"
     Raises:
         FileError: it is no path, or leads nowhere.
     """
+    if path == "":  # As of a variable of the shell that is not set.
+        raise FileError(f"the path is empty: give one such as {example!r}")
     try:
         return Path(path).expanduser().resolve()
     except TypeError:

@@ -247,7 +247,6 @@ class MessageReader:
 
     Of a file whose first line is no recording's, or that of a newer version, nothing more is read.
     One that begins with other bytes than before was written anew, and is read from its beginning.
-
     """
 
     def __init__(self, path: Path) -> None:
@@ -261,6 +260,8 @@ class MessageReader:
         self._is_first = True
         #: True once the first line was no recording's.
         self._is_foreign = False
+        #: Why the recording can't be read: it is of a newer version.
+        self._refusal = ""
         #: The beginning of a line whose end is not yet written.
         self._begun = b""
 
@@ -271,6 +272,8 @@ class MessageReader:
             FileError: the file can't be read.
             RecordingError: it was written by a newer gpumemwidget.
         """
+        if self._refusal:
+            raise RecordingError(self._refusal)
         while not self._is_foreign:
             data = self._read_bytes()
             if not data:
@@ -284,12 +287,12 @@ class MessageReader:
                 with contextlib.suppress(RecordingError):
                     message = decode(line)
                 if type(message) is Began and message.version > VERSION:
-                    self._begin()  # To raise this each time.
-                    raise RecordingError(
+                    self._refusal = (
                         f"{self.path} was written by a newer gpumemwidget (version "
                         f"{message.version} of the format, and this one reads {VERSION}): upgrade "
                         "gpumemwidget"
                     )
+                    raise RecordingError(self._refusal)
                 # Other programs have lines of JSON too, and maybe gigabytes of them.
                 self._is_foreign = self._is_first and message is None
                 if self._is_foreign:

@@ -126,6 +126,22 @@ def test_what_can_not_be_read_is_in_the_report_of_all(
     assert "bug report" not in told
 
 
+def test_an_export_says_that_spans_are_not_in_it(
+    loaded: InteractiveShell, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where ``--all`` was asked for and other processes are watched."""
+    line = f"--export {tmp_path / 'cells.csv'} --force"
+    words = "The spans of the processes that are watched are not in it."
+    loaded.run_line_magic("memledger", f"--all {line}")
+    assert words not in capsys.readouterr().out
+    gpumemwidget.watch(tmp_path)
+
+    loaded.run_line_magic("memledger", line)
+    assert words not in capsys.readouterr().out
+    loaded.run_line_magic("memledger", f"--all {line}")
+    assert words in capsys.readouterr().out.splitlines()
+
+
 def test_nothing_is_sent_while_the_tab_is_closed(page: Page, tmp_path: Path) -> None:
     """Nor for a view that can't be seen."""
     gpumemwidget.watch(tmp_path)

@@ -25,7 +25,7 @@ from gpumemwidget.errors import BackendError, BadInputError, GpuMemError, descri
 from gpumemwidget.model.cells import Status
 from gpumemwidget.model.processes import ProcessInfo
 from gpumemwidget.remote.engines.worker import join, leave
-from gpumemwidget.remote.messages import Message
+from gpumemwidget.remote.messages import MAX_PROCESSES, Message
 from gpumemwidget.remote.reader.collector import InboxSource
 from gpumemwidget.remote.writer.recorder import Recorder
 from gpumemwidget.remote.writer.spans import OpenSpan
@@ -146,6 +146,9 @@ class DaskSource(InboxSource):
         if isinstance(message, list | tuple) and len(message) == 2 and isinstance(message[0], str):
             key, lines = message
             self._keys[_read_address(key)] = key
+            if len(self._keys) > MAX_PROCESSES:  # A cluster may have had many that are gone.
+                heard = {own for own in self._keys.values() if self.is_heard(own)}
+                self._keys = {_read_address(own): own for own in heard}
             self.put(key, lines)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import deque
@@ -269,7 +270,9 @@ class Collector:
 def _rank_process(state: ProcessState) -> tuple[str, int, str, str, float]:
     info = state.info
     number = -1 if info.number is None else info.number
-    return info.role, number, info.host, info.label, info.started_at
+    # "trainer 2" before "trainer 10".
+    label = re.sub("[0-9]+", lambda match: match[0].rjust(20, "0"), info.label)
+    return info.role, number, info.host, label, info.started_at
 
 
 # -- What engines send -----------------------------------------------------------------------------

@@ -113,7 +113,7 @@ class Recorder:
         self._n_steps = 0
         #: The device and the request of the OOM that was written last, until another span begins.
         self._last_oom: object = None
-        #: When the last cards were written, in seconds since the recording began: at most so many
+        #: When the last cards were written, in seconds since the recording began: at most eight
         #: are written within a minute.
         self._cards_s: deque[float] = deque(maxlen=8)
         self._ooms = OomWatch(ProgramShell(), self._hardware, self.report)
