@@ -175,6 +175,7 @@ class Feed:
             newest_s = samples[-1].time_s if samples else -math.inf
             samples += [s for s in monitor.history.samples(newest_s) if s.time_s > newest_s]
             running = monitor.running
+            # The state is one message: of the past, cells go with it in bounds, as rows do.
             records = monitor.ledger.records[-100:]
             leaks = self._list_leaks()
             snapshot = {

@@ -145,7 +145,11 @@ class Page:
         run_when_idle(self.session.monitor, partial(self.guard, action), delay_s)
 
 
-# -- Messages --------------------------------------------------------------------------------------
+# -- Sending ---------------------------------------------------------------------------------------
+
+
+#: Maximum number of characters of the messages that wait for the page's question.
+MAX_KEPT_CHARS = 1 << 20
 
 
 def describe_failure(exc: BaseException) -> str:
@@ -155,13 +159,6 @@ def describe_failure(exc: BaseException) -> str:
     if isinstance(exc, ModuleNotFoundError):
         return f"{exc}. Install gpumemwidget in the kernel's environment."
     return str(exc) if isinstance(exc, GpuMemError) else describe_exception(exc)
-
-
-# -- Sending ---------------------------------------------------------------------------------------
-
-
-#: Maximum number of characters of the messages that wait for the page's question.
-MAX_KEPT_CHARS = 1 << 20
 
 
 def is_colab() -> bool:

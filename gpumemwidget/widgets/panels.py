@@ -212,7 +212,7 @@ class AccountTree:
         listed: list[int] = []
         rest: list[Node] = []
         for number, (row, node) in enumerate(self._nodes[: self._n_rows]):
-            # The user's names are all sent.
+            # As many as variables, for the same reason; the user's names are all sent.
             if number < 500 or row.name in names or number == last:
                 listed.append(number)
             else:
@@ -396,6 +396,7 @@ class DevicePanel:
         self._send({"kind": "device", **attempt(partial(self._describe, devices))})
 
     def _describe(self, devices: Collection[str]) -> Message:
+        # It is asked after each cell while somebody looks, and the next cell waits for it.
         taken = self._session.breakdown(budget_s=0.5)
         return {
             "wall_s": self._monitor.clock.wall(),
@@ -418,7 +419,8 @@ class DeviceUseHistory:
         self._asked_s: float | None = None
         self._now: list[Message] = []
         #: For each moment its time, and for each GPU the bytes in use, how busy it was, and the
-        #: bytes that this process had there outside PyTorch.
+        #: bytes that this process had there outside PyTorch. A page that joins gets them all: at
+        #: least a quarter of an hour, as the drivers are asked at most once a second.
         self._moments: deque[tuple[float, dict[str, list[int | None]]]] = deque(maxlen=900)
         self._lock = threading.Lock()
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
+from gpumemwidget.errors import BackendError
 from gpumemwidget.model.cells import Span
 from gpumemwidget.model.devices import ChildProcess, Sample
 from gpumemwidget.recording.monitor import Monitor
@@ -88,6 +89,25 @@ def test_parts_are_computed_anew_after_a_cell(page: Page) -> None:
     page.run("stage.take(1024, 'tensor', 'fresh_one')")
 
     assert "fresh_one" in page.list("device")[-1]["breakdowns"][0]["html"]
+
+
+def test_failure_is_told_where_the_click_was(
+    page: Page, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one line; the next wish is answered again."""
+
+    def fail(**_: object) -> None:
+        raise BackendError("made to fail")
+
+    monkeypatch.setattr(stage.hardware, "take_device_states", fail)
+    page.see(device="cuda:0", look=True)
+    failed = page.list("device")[-1]
+    assert (failed["state"], failed["message"]) == ("failed", "made to fail")
+    monkeypatch.undo()
+
+    page.see(device="cuda:0", look=True)
+
+    assert page.list("device")[-1]["state"] == "done"
 
 
 # -- Messages --------------------------------------------------------------------------------------

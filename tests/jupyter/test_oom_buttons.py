@@ -349,6 +349,20 @@ def test_unloading_ends_the_buttons(page: _Page, shell: Any) -> None:
     page.buttons.close()
 
 
+def test_terminal_shows_the_text_alone(
+    shell: Any, page: _Page, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """There is nothing to click in it."""
+    before = page.buttons.describe()
+
+    capsys.readouterr()
+    show_card(make_card(), current_session())
+    out = capsys.readouterr().out
+
+    assert out.startswith("You are about 1.40 GiB short.")
+    assert page.buttons.describe() == before
+
+
 def test_buttons_stand_in_the_rows_of_their_ways_beside_a_prediction(
     shell: Any, page: _Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:

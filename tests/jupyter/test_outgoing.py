@@ -68,6 +68,36 @@ def test_outside_of_colab_a_message_goes_out_as_it_is() -> None:
     assert not outgoing.is_polled
 
 
+def test_message_of_a_background_thread_waits_for_the_question(in_colab: None) -> None:
+    """In the order in which they were sent, as one message, and once."""
+    widget, outgoing = _make_outgoing(is_running=True)
+    _send_from_thread(outgoing, {"kind": "a"}, b"\0\xff")
+    _send_from_thread(outgoing, {"kind": "b"})
+    before = [*widget.sent]
+
+    outgoing.send_kept()
+    outgoing.send_kept()
+
+    kept = [{"kind": "a", "buffers": ["AP8="]}, {"kind": "b"}]
+    assert before == []
+    assert widget.sent == [
+        ({"kind": "batch", "messages": kept}, []),
+        ({"kind": "batch", "messages": []}, []),
+    ]
+
+
+def test_what_was_kept_goes_before_what_is_sent_at_once(in_colab: None) -> None:
+    """Messages carry running numbers: none may overtake another."""
+    widget, outgoing = _make_outgoing()
+    _send_from_thread(outgoing, {"kind": "a"})
+
+    with outgoing.answering():
+        outgoing.send({"kind": "b"})
+    outgoing.send({"kind": "c"})
+
+    assert widget.sent == [({"kind": "batch", "messages": [{"kind": "a"}, {"kind": "b"}]}, [])]
+
+
 def test_messages_that_nobody_asks_for_are_bounded(in_colab: None) -> None:
     """The oldest go; the newest stays, however large it is."""
     widget, outgoing = _make_outgoing()

@@ -167,6 +167,17 @@ def test_many_names_are_bounded() -> None:
     assert {"batch 0", "other spans"} < {span.name for span in spans}
 
 
+def test_peaks_come_once() -> None:
+    """At most once a second, and only where they have risen."""
+    wire = Wire()
+    for time_s, peak in ((0.0, 30), (0.5, 35), (1.5, 40), (9.0, 40)):
+        ends = (Reading("cuda:0", 1, 2, peak, 40, "exact"),)
+        wire.writer.write_peaks(time_s, ends, is_last=False)
+
+    assert [peak.allocated_bytes for peak in wire.state.peaks] == [40]
+    assert wire.count(b'"peaks"') == 2
+
+
 def test_sampled_peaks_of_both_counters() -> None:
     """The highest reserved bytes count, also where more was allocated at another time."""
     log = ProcessLog()

@@ -76,6 +76,28 @@ def test_counters_are_drawn_to_scale() -> None:
     assert _list_corners(_find_path(html, "v")) == [(0, 50), (300, 50), (300, 0), (600, 0)]
 
 
+def test_exact_peak_is_drawn_where_no_sample_saw_it() -> None:
+    """The dashed line stands at the peak itself, and the scale reaches it."""
+    record = _make_cell(Span(GIB, GIB, 8 * GIB), Span(2 * GIB, 2 * GIB, 2 * GIB))
+
+    html = _plot(record, (5.0, 4 * GIB, 2 * GIB))
+
+    assert _find_path(html, "p") == "M0 0H600"
+    assert "peak 8.00 GiB" in html
+    assert min(y for _, y in _list_corners(_find_path(html, "a"))) == 50
+
+
+def test_samples_outside_the_cell_and_of_other_devices_are_left_out() -> None:
+    """Without one of its own there is no chart: the table says what it would."""
+    record = _make_cell(_STILL, _STILL)
+    other = Sample(105.0, (Reading("cuda:1", 9 * GIB, 9 * GIB),))
+    outside = [Sample(when, (Reading("cuda:0", 9 * GIB, 9 * GIB),)) for when in (99.0, 111.0)]
+
+    charts = _draw(record, [outside[0], other, outside[1]])
+
+    assert charts == []
+
+
 def test_device_of_which_nothing_is_known_has_no_chart() -> None:
     """An empty frame would say nothing; a counter that is never known has no line."""
     unknown = Span(None, None, None)

@@ -181,6 +181,7 @@ def render_table(table: Table) -> str:
     ]
     # Source needs more columns.
     width = 100 if table.opens else _WIDTH
+    # However wide the others are, the last column keeps room for words.
     last_width = max(width - sum(widths) - len(_GAP) * n_fixed, 12)
     header = tuple(Cell(column.title) for column in columns)
     lines = [clean(table.caption)] if table.caption_is_seen else []
