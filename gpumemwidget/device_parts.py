@@ -201,7 +201,7 @@ def list_releasable_ranges(segment: Segment) -> list[tuple[int, int]]:
     """
     if segment.is_private:
         return []
-    page = segment.page_bytes
+    page = segment.page_bytes or None
     if page is None and any(block.state == "active_allocated" for block in segment.blocks):
         return []
     given = []
