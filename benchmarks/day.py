@@ -6,6 +6,7 @@ the program.
 
 from __future__ import annotations
 
+import threading
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,9 +54,11 @@ def _measure_history(hours: float) -> tuple[int, int]:
     """The history's bytes at the end, as the interpreter counts them, and its samples."""
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
-    history = History()
+    history, lock = History(), threading.RLock()
     for sample in _make_samples(int(hours * 3600 * _RATE_HZ)):
         history.append(sample)
+        if len(history) > history.capacity:  # as the monitor does
+            history.thin(lock)
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return after - before, len(history)
