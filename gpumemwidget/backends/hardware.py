@@ -426,7 +426,7 @@ class Hardware:
         readings = [reading for backend in gpus for reading in backend.read()]
         if any(reading.reserved_bytes for reading in readings):
             return has_reserved(found, readings)
-        # All open files are looked at for it.
+        # Looking for a context goes through all open files, so it ends once one was found.
         if self._pid_in_cuda != own_pid and has_cuda_context(own_pid):
             self._pid_in_cuda = own_pid
         return self._pid_in_cuda == own_pid

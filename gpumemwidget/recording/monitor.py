@@ -136,7 +136,7 @@ class Monitor:
         self._known_devices: tuple[str, ...] = ()
         #: Readings at the ends of spans within the running cell, with their peaks.
         self._inner_ends: tuple[Reading, ...] = ()
-        #: What this process has of each GPU by the driver, and until when that is good.
+        #: The driver's last answer, and until when it is good for the start of a cell.
         self._own_uses: BytesByDevice = ()
         self._own_until_s = -math.inf
         self._unsent: deque[Sample] = deque(maxlen=1000)
@@ -415,7 +415,7 @@ class Monitor:
         if self._is_acting or self._cell_runs:
             return
         self._is_acting = True
-        if self._waiting:  # What they release is no later cell's.
+        if self._waiting:  # A release between two cells is not counted for the later one.
             self._own_until_s = -math.inf
         try:
             while self._waiting and not self._cell_runs:
