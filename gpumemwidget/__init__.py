@@ -36,7 +36,6 @@ __all__ = [
     "ray_env",
     "record",
     "release",
-    "release_elsewhere",
     "reset_peaks",
     "restore",
     "span",

@@ -28,7 +28,6 @@ from gpumemwidget.session.session import (
 if TYPE_CHECKING:
     from gpumemwidget.checks.memory_growth import WatchedLoop
     from gpumemwidget.comparing import Comparison
-    from gpumemwidget.model.processes import RemoteRelease
     from gpumemwidget.recording.monitor import Monitor
     from gpumemwidget.remote.reader.recordings import Processes, Recordings, Watch
     from gpumemwidget.remote.writer.recorder import FileRecording
@@ -717,60 +716,6 @@ def ray_env(runtime_env: Mapping[str, Any] | None = None) -> dict[str, Any]:
     return ray.ray_env(runtime_env)
 
 
-def release_elsewhere(
-    where: str,
-    *names: str,
-    keep: bool = False,
-    out: bool = False,
-    exceptions: bool = False,
-    cublas: bool = False,
-    libraries: bool = False,
-    dry_run: bool = False,
-) -> RemoteRelease:
-    """Release variables in engines of ipyparallel that are watched; in all of them, or in none.
-
-    First every engine plans. If one of them refuses, or does not answer, nothing is released
-    anywhere.
-
-    Args:
-        where: ``"engine3"``, or ``"all"``.
-        names: the variables, as they are called there.
-        keep: see ``release``, as for the others.
-        out: also what IPython holds of displayed values.
-        exceptions: also the last exception and its frames.
-        cublas: also cuBLAS's workspaces.
-        libraries: also what CuPy keeps of a GPU for its next arrays.
-        dry_run: only plan.
-
-    Returns:
-        Each process with its report, or with its plan or the reason of its refusal.
-
-    Raises:
-        NotLoadedError: the extension is not loaded.
-        UnknownNameError: there is no such process.
-        BadInputError: nothing was named, or the process is only listened to.
-        ReleaseInterrupt: a Ctrl-C came while they released; the report is displayed, and is its
-            ``report``.
-
-    Example:
-        With engines of ipyparallel that are watched, and a variable ``x`` on each:
-
-        >>> done = gpumemwidget.release_elsewhere("engine0", "x", dry_run=True)
-        >>> done.is_done, [state.info.number for state, plan in done.outcomes]
-        (False, [0])
-    """
-    processes = _attach_processes()
-    from gpumemwidget.remote.reader.release_elsewhere import release_elsewhere as release_there  # noqa: PLC0415
-
-    request = ReleaseRequest(
-        names, keep=keep, out=out, exceptions=exceptions, cublas=cublas, libraries=libraries
-    )
-    processes.list_states()
-    done = release_there(processes.collector, where, request, dry_run=dry_run)
-    _show_if_interrupted(done)
-    return done
-
-
 def predict(
     step: Callable[..., object],
     *args: Any,
@@ -931,7 +876,7 @@ def _show_progress(what: str) -> AbstractContextManager[None]:
     return show_progress(what)
 
 
-def _show_if_interrupted(report: ReleaseReport | RestoreReport | RemoteRelease) -> None:
+def _show_if_interrupted(report: ReleaseReport | RestoreReport) -> None:
     """Display what was done until a Ctrl-C came, and raise its ``ReleaseInterrupt``."""
     if report.is_interrupted:
         from gpumemwidget.jupyter.magics import show_outcome  # noqa: PLC0415 - brings IPython

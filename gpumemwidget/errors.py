@@ -77,8 +77,7 @@ class ReleaseInterrupt(KeyboardInterrupt):
     Its report is displayed before this is raised.
 
     Attributes:
-        report: the ``ReleaseReport``, ``RestoreReport`` or, of a release in other processes, the
-            ``RemoteRelease``: what was done until then.
+        report: the ``ReleaseReport`` or ``RestoreReport``: what was done until then.
     """
 
     def __init__(self, report: Any) -> None:

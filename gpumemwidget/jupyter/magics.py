@@ -19,7 +19,6 @@ from gpumemwidget.errors import BadInputError, GpuMemError, ReleaseInterrupt
 from gpumemwidget.model.cells import LedgerSort
 from gpumemwidget.model.encoding import encode_records
 from gpumemwidget.model.leaks import FoundLeaks
-from gpumemwidget.model.processes import RemoteRelease
 from gpumemwidget.model.releases import ReleaseReport, ReleaseRequest, RestoreReport
 from gpumemwidget.model.traces import TraceRequest
 from gpumemwidget.recording.files import find_target, refuse_target, write_whole
@@ -332,8 +331,7 @@ class MemMagics(Magics):
         "names",
         nargs="*",
         metavar="NAME",
-        help='a variable, or a row such as Out[7] or "last exception"; @engine3, @all: the watched '
-        "engines of ipyparallel in which to release them",
+        help='a variable, or a row such as Out[7] or "last exception"',
     )
     @argument("--dry-run", action="store_true", help="show the plan and change nothing")
     @argument("--keep", action="store_true", help="leave copies on the CPU under the names")
@@ -358,33 +356,18 @@ class MemMagics(Magics):
 
         Example: %memrelease x y --dry-run
         """
-        names = _read_names(args.names)
-        places = [name for name in names if name.startswith("@")]
         request = ReleaseRequest(
-            tuple(name for name in names if name not in places),
+            _read_names(args.names),
             keep=args.keep,
             out=args.out,
             exceptions=args.exceptions,
             cublas=args.cublas,
             libraries=args.libraries,
         )
-        if places:
-            self._release_elsewhere(places, request, dry_run=args.dry_run)
-        elif args.dry_run:
+        if args.dry_run:
             display(report_plan(self._session.plan_release(request)))
         else:
             show_outcome(self._session.release(request))
-
-    def _release_elsewhere(
-        self, places: Sequence[str], request: ReleaseRequest, *, dry_run: bool
-    ) -> None:
-        if len(places) > 1:
-            raise BadInputError("name one place at a time, or @all")
-        from gpumemwidget.remote.reader.release_elsewhere import release_elsewhere  # noqa: PLC0415 - when used
-
-        self._processes.list_states()
-        done = release_elsewhere(self._processes.collector, places[0], request, dry_run=dry_run)
-        show_outcome(done)
 
     @property
     def _processes(self) -> Processes:
@@ -766,7 +749,7 @@ def _tabulate_magics(magics: Magics) -> Report:
     return Report((table, more))
 
 
-def show_outcome(report: ReleaseReport | RestoreReport | RemoteRelease) -> None:
+def show_outcome(report: ReleaseReport | RestoreReport) -> None:
     """Display what a release or a restore did, and end the cell if a Ctrl-C came meanwhile.
 
     Raises:
@@ -776,10 +759,6 @@ def show_outcome(report: ReleaseReport | RestoreReport | RemoteRelease) -> None:
     with InterruptHold() as hold:
         if isinstance(report, ReleaseReport):
             display(report_release(report))
-        elif isinstance(report, RemoteRelease):
-            from gpumemwidget.report.processes import report_release_elsewhere  # noqa: PLC0415
-
-            display(report_release_elsewhere(report))
         else:
             display(report_restore(report))
     if report.is_interrupted or hold.is_due:

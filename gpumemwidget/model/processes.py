@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from gpumemwidget.model.cells import CellDevice, Status
 from gpumemwidget.model.devices import HOST, BytesByDevice, DeviceInfo, DeviceUse, PeakIs, Reading
 from gpumemwidget.model.ooms import OomCard
-from gpumemwidget.model.releases import ReleasePlan, ReleaseReport
 
 #: The part of a process in a bigger whole. ``rank``: one of torch.distributed's processes;
 #: ``engine``: of ipyparallel; ``worker``: of Dask or Ray; ``actor``: of Ray.
@@ -149,37 +148,6 @@ class Skew:
     peak: DevicePeak
     above_median_bytes: int  #: the process's peak less the median of all peaks, in bytes
     n_processes: int
-
-
-#: The plan or the report of a release in a process; text: why it was refused.
-Outcome: TypeAlias = ReleasePlan | ReleaseReport | str
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteRelease:
-    """The outcome of a release in each process."""
-
-    outcomes: tuple[tuple[ProcessState, Outcome], ...]
-    #: True if it was carried out; ``False``: it was only planned, as asked, or as one refused.
-    is_done: bool
-    is_dry_run: bool = False
-    is_interrupted: bool = False  #: true if a Ctrl-C came while it was carried out
-
-    @property
-    def refused(self) -> tuple[ProcessState, ...]:
-        """The processes that refused their plan, so that nothing was released anywhere.
-
-        If ``is_done``: those that failed, stopped or did not answer after all had planned, while
-        the others released.
-        """
-        return tuple(state for state, outcome in self.outcomes if _is_refused(outcome))
-
-
-def _is_refused(outcome: Outcome) -> bool:
-    if isinstance(outcome, str):
-        return True
-    stop = outcome.refusal if isinstance(outcome, ReleasePlan) else outcome.stopped
-    return stop is not None
 
 
 def choose_processes(

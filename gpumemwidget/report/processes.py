@@ -12,15 +12,12 @@ from gpumemwidget.model.processes import (
     GpuShare,
     ProcessInfo,
     ProcessState,
-    RemoteRelease,
     Skew,
     SpanRecord,
     choose_processes,
 )
-from gpumemwidget.model.releases import ReleasePlan
 from gpumemwidget.report.charts.timeline import MOST_CHARTS, draw_counters
 from gpumemwidget.report.oom import report_oom
-from gpumemwidget.report.release import report_plan, report_release
 from gpumemwidget.report.render.blocks import (
     MOST_ROWS,
     SOME,
@@ -46,7 +43,7 @@ from gpumemwidget.report.render.blocks import (
     warn,
 )
 from gpumemwidget.report.render.output import Report
-from gpumemwidget.report.render.wording import count, join_words
+from gpumemwidget.report.render.wording import count
 from gpumemwidget.units import UNKNOWN, format_bytes, format_duration
 
 #: A name that is cut in its middle keeps the digits of its pid.
@@ -135,38 +132,6 @@ def report_processes(
     n_more = sum(len(state.ooms) for state in states) - n_cards
     blocks.extend(_note_more(n_more, "out-of-memory error is", "out-of-memory errors are"))
     return Report([*blocks, *explain_marks(blocks)])
-
-
-def report_release_elsewhere(release: RemoteRelease) -> Report:
-    """Report what a release came to in each process, or is planned to."""
-    names = name_processes([state for state, _ in release.outcomes])
-    refused = {state.info.id for state in release.refused}
-    unable = join_words([names[id_] for id_ in names if id_ in refused])
-    able = join_words([names[id_] for id_ in names if id_ not in refused])
-    blocks: list[Block] = []
-    if unable:
-        words = f"Nothing was released anywhere: {unable} refused."
-        if release.is_done:
-            failed = "it was interrupted" if release.is_interrupted else "it failed"
-            words = f"Released in {able}, but {failed}" if able else failed.capitalize()
-            words += f" in {unable}."
-        elif release.is_dry_run:
-            words = f"{unable} would refuse, so that nothing would be released anywhere."
-        blocks.append(Note(words, tone="bad"))
-    # Of very many, those that refused or failed come before the others.
-    outcomes = [*release.outcomes]
-    if len(outcomes) > SOME:
-        outcomes.sort(key=lambda pair: pair[0].info.id not in refused)
-    for state, outcome in outcomes[:SOME]:
-        blocks.append(make_heading(names[state.info.id], state.info.host))
-        if isinstance(outcome, str):
-            blocks.append(Note(outcome, tone="bad"))
-        elif isinstance(outcome, ReleasePlan):
-            blocks.extend(report_plan(outcome).blocks)
-        else:
-            blocks.extend(report_release(outcome).blocks)
-    blocks.extend(_note_more(len(outcomes) - SOME, "process is", "processes are"))
-    return Report(blocks)
 
 
 def report_spans(states: Sequence[ProcessState]) -> Report:

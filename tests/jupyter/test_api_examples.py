@@ -19,7 +19,7 @@ _HOOKS = ("load_ipython_extension", "unload_ipython_extension")
 #: These record a program; cells are recorded already where the extension is loaded.
 _OF_PROGRAMS = ("record", "load")
 #: These need an engine: test_ipyparallel.py and test_ray.py in tests/remote run their examples.
-_OF_CLUSTERS = ("watch_cluster", "release_elsewhere", "ray_env")
+_OF_CLUSTERS = ("watch_cluster", "ray_env")
 _FUNCTIONS = [name for name in gpumemwidget.__all__ if name not in (*_HOOKS, *_OF_CLUSTERS)]
 
 

@@ -9,18 +9,15 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import gpumemwidget
-from gpumemwidget.model.processes import DevicePeak, Outcome, ProcessState
-from gpumemwidget.model.releases import ReleaseRequest
+from gpumemwidget.model.processes import DevicePeak, ProcessState
 from gpumemwidget.remote.messages import decode
 from gpumemwidget.remote.process_log import ProcessLog
-from gpumemwidget.remote.reader.collector import Source
 from gpumemwidget.remote.reader.recordings import Recordings
-from gpumemwidget.remote.reader.release_elsewhere import ask_processes
 
 ROOT = Path(__file__).parents[2]
 RUN = ("-m", "gpumemwidget", "run")
@@ -115,12 +112,3 @@ def list_spans(recordings: Recordings | ProcessState) -> list[tuple[str, int | N
     """Return name, number and count of the spans of the one process."""
     state = recordings.processes[0] if isinstance(recordings, Recordings) else recordings
     return [(span.name, span.number, span.n_spans) for span in state.spans]
-
-
-def release_at(
-    source: Source, keys: Sequence[str], request: ReleaseRequest, *, dry_run: bool
-) -> dict[str, Outcome]:
-    """Release names in some processes of a source, or only plan it; the outcomes by their keys."""
-    places = [(source, key) for key in keys]
-    outcomes, _ = ask_processes(places, request, dry_run=dry_run)
-    return dict(zip(keys, outcomes, strict=True))

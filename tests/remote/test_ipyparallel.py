@@ -20,13 +20,10 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
 import gpumemwidget
-from gpumemwidget.errors import BadInputError, UnknownNameError
+from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.processes import ProcessState, SpanRecord
-from gpumemwidget.model.releases import ReleaseReport, ReleaseRequest
 from gpumemwidget.remote.engines.ipyparallel import IpyparallelSource
 from gpumemwidget.remote.reader import collector, recordings
-from gpumemwidget.remote.reader import release_elsewhere as releases
-from tests.remote.programs import release_at
 from tests.remote.watching import Watching
 from tests.shell import open_shell
 
@@ -41,7 +38,6 @@ _DEADLINE_S = 30.0
 #: What each engine has before it is watched.
 _SETUP = """
 from gpumemwidget.testing import simulate_gpus
-from tests.remote.programs import release_at
 gpus = simulate_gpus(1)
 gpus.touch()
 
@@ -96,11 +92,6 @@ def await_file(path: str) -> None:
 
     while not os.path.exists(path):  # noqa: PTH110 - without an import more
         time.sleep(0.01)
-
-
-@on_engine
-def has_x() -> bool:
-    return globals()["x"] is not None
 
 
 @on_engine
@@ -299,34 +290,19 @@ def test_an_engine_with_the_extension(client: Any) -> None:
 
 
 @pytest.mark.slow
-def test_an_engine_that_hangs_holds_up_no_other(
-    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Others go on, and release; the busy one does not answer, and releases nothing later."""
-    monkeypatch.setattr(releases, "BEGIN_S", 1.0)
-    monkeypatch.setattr(releases, "END_S", 1.0)
-    client[:].execute("x = bytearray(2**20)").get(timeout=_DEADLINE_S)
+def test_an_engine_that_hangs_holds_up_no_other(client: Any, tmp_path: Path) -> None:
+    """Others go on, and are heard."""
     with watch(client) as watched:
         hanging = client[0].apply_async(await_file, str(tmp_path / "go"))
         processes = watched.wait(lambda processes: processes[0].running is not None)
         client[1].apply_sync(train, 100 * MIB)
         span = watched.wait_for_spans("train", on=1)[-1]
-        keys = [watched.keys[process.info.id] for process in processes]
-        began_s = time.monotonic()
-        outcomes = release_at(watched.source, keys, ReleaseRequest(("x",)), dry_run=False)
-        took_s = time.monotonic() - began_s
         (tmp_path / "go").touch()
         hanging.get(timeout=_DEADLINE_S)
-
-        kept = client[:].apply_sync(has_x)
 
     assert processes[0].running is not None
     assert processes[0].running.name == "await_file"
     assert find_device(span).allocated.peak_bytes == 100 * MIB
-    assert outcomes[keys[0]] == "no answer within 2 s: what became of it is not known"
-    assert isinstance(outcomes[keys[1]], ReleaseReport)
-    assert kept == [True, False]
-    assert took_s < 5.0
 
 
 @pytest.mark.slow
@@ -342,14 +318,10 @@ def test_a_late_engine_is_joined_and_a_killed_one_keeps_its_row(cluster: Any, cl
         *others, killed = watched.wait(
             lambda processes: [process.status for process in processes][2] == "lost"
         )
-        (refusal,) = release_at(
-            watched.source, [watched.keys[killed.info.id]], ReleaseRequest(("x",)), dry_run=True
-        ).values()
 
     assert [process.status for process in others] == ["running", "running"]
     assert [span.name for span in killed.spans] == ["In [1] block = bytearray(50 * 2**20)"]
     assert killed.readings
-    assert refusal == "this engine is gone: nothing is released there"
 
 
 def test_a_purged_client_goes_on_watching(client: Any) -> None:
@@ -439,8 +411,8 @@ def test_several_notebooks_watch_and_the_first_of_five_no_longer(
 
 @pytest.fixture
 def shell(tmp_path: Path, client: Any) -> Iterator[InteractiveShell]:
-    """A notebook that watches two engines, each with a tensor ``x``."""
-    client[:].execute("import torch; x = torch.ones(1 << 20); y = torch.ones(10)", block=True)
+    """A notebook that watches two engines."""
+    client[:].execute("import torch", block=True)
     with open_shell(tmp_path / "ipython") as shell:
         _run(shell, "%load_ext gpumemwidget")
         watch = gpumemwidget.watch_cluster(client)
@@ -464,11 +436,6 @@ def _wait_for_engines(shell: InteractiveShell) -> None:
         time.sleep(0.05)
 
 
-def _read_x(client: Any) -> list[bool]:
-    client[:].execute("is_there = x is not None", block=True)
-    return list(client[:].pull("is_there", block=True))
-
-
 def test_all_processes_are_in_the_reports(
     shell: InteractiveShell, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -486,32 +453,27 @@ def test_all_processes_are_in_the_reports(
     assert "engine 1" in ledger
 
 
-def test_a_name_is_released_where_it_is_asked_for(shell: InteractiveShell, client: Any) -> None:
-    """On one engine first, then a name that only one engine has is released on none."""
-    plan = _run(shell, "%memrelease x @engine1 --dry-run")
-    planned = _read_x(client)
-    done = gpumemwidget.release_elsewhere("engine1", "x")
-    there = _read_x(client)
-    client[1].execute("del y", block=True)
-    refused = _run(shell, "%memrelease y @all")
-    kept = client[0].pull("y", block=True)
+def test_each_engine_releases_names_by_its_own_magic(client: Any) -> None:
+    """As ``%px %memrelease x`` asks it to, also while it is watched."""
+    view = client[:]
+    with watch(client):
+        view.execute("import torch; x = torch.ones(1 << 20)", block=True)
+        view.execute("%load_ext gpumemwidget", block=True)
+        asked = view.execute("%memrelease x", silent=False)
+        asked.get(timeout=_DEADLINE_S)
+        view.execute("%unload_ext gpumemwidget", block=True)
+    reports = [shown["data"]["text/plain"] for outputs in asked.outputs for shown in outputs]
 
-    assert "Will free" in plan
-    assert planned == [True, True]
-    [(state, report)] = done.outcomes
-    assert (state.info.number, type(report), done.is_done) == (1, ReleaseReport, True)
-    assert dict(report.allocated_freed_bytes)["host"] >= (4 << 20) - SLACK_BYTES
-    assert there == [True, False]
-    assert "Nothing was released anywhere: engine 1 refused." in refused
-    assert "'y' is not a variable" in refused
-    assert kept is not None
+    assert len(reports) == 2
+    assert all("Release x · done" in report for report in reports)
+    assert all("host: planned 4.00 MiB" in report for report in reports)
+    assert view.pull("x", block=True) == [None, None]
 
 
-@pytest.mark.parametrize("name", ["release_elsewhere", "watch_cluster"])
-def test_examples_give_what_they_show(name: str, shell: InteractiveShell, client: Any) -> None:
-    """The examples in the documents are true beside two engines."""
-    function = getattr(gpumemwidget, name)
-    [example] = doctest.DocTestFinder(recurse=False).find(function, name, module=False)
+def test_the_example_gives_what_it_shows(shell: InteractiveShell, client: Any) -> None:
+    """The one of ``watch_cluster`` in the documents is true beside two engines."""
+    function = gpumemwidget.watch_cluster
+    [example] = doctest.DocTestFinder(recurse=False).find(function, "watch_cluster", module=False)
     example.globs = {**shell.user_ns, "gpumemwidget": gpumemwidget, "client": client}
 
     failed, attempted = doctest.DocTestRunner().run(example)
@@ -522,20 +484,16 @@ def test_examples_give_what_they_show(name: str, shell: InteractiveShell, client
 
 
 @pytest.mark.usefixtures("shell")
-def test_a_place_that_is_not_there_is_refused() -> None:
-    """The message says which places there are."""
-    with pytest.raises(UnknownNameError, match=r"no process @engine7 .* @engine0, @engine1"):
-        gpumemwidget.release_elsewhere("@engine7", "x")
+def test_what_is_no_client_is_refused() -> None:
+    """The message says what can be given."""
     with pytest.raises(BadInputError, match="can't be of type int: give an ipyparallel"):
         gpumemwidget.watch_cluster(3)
 
 
 def test_without_other_processes_the_next_step_is_named(tmp_path: Path) -> None:
-    """A release elsewhere and ``%memstat --all`` name the calls that begin to watch."""
+    """``%memstat --all`` names the calls that begin to watch."""
     with open_shell(tmp_path / "ipython") as shell:
         _run(shell, "%load_ext gpumemwidget")
-        with pytest.raises(BadInputError, match="no other process is watched"):
-            gpumemwidget.release_elsewhere("all", "x")
         shown = _run(shell, "%memstat --all")
         assert shown.count("No other process is watched: gpumemwidget.watch(FOLDER)") == 1
         _run(shell, "%unload_ext gpumemwidget")

@@ -27,8 +27,9 @@ class Watching:
 
     @property
     def keys(self) -> dict[str, str]:
-        """The keys of the processes, by their ids."""
-        return {state.info.id: key for state, _, key in self._collector.list_entries()}
+        """The source's keys of the processes, by their ids."""
+        entries = self._collector._entries.values()
+        return {entry.log.info.id: entry.key for entry in entries if entry.log.info is not None}
 
     def look(self) -> list[ProcessState]:
         """Read the source, and return the processes."""

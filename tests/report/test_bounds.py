@@ -10,11 +10,9 @@ import pytest
 
 from gpumemwidget.model.leaks import Rebinding
 from gpumemwidget.model.ownership import DeviceAccount, Fix, FixKind
-from gpumemwidget.model.processes import RemoteRelease
 from gpumemwidget.report.account import report_account
 from gpumemwidget.report.cell import report_ledger
 from gpumemwidget.report.leaks import report_leaks, report_rebinding
-from gpumemwidget.report.processes import report_release_elsewhere
 from gpumemwidget.report.release import report_plan
 from gpumemwidget.report.render.output import Report
 from tests.report import account_examples as accounts
@@ -158,16 +156,3 @@ def test_all_of_a_long_ledger_is_its_last_part() -> None:
     assert "The last 500 are shown; 9,500 came before." in report.text
     assert "In [9499]" not in report.text
     assert "In [9500]" in report.text
-
-
-def test_of_a_release_in_many_processes_the_refusals_are_shown_first() -> None:
-    """Then as many others as a page has room for."""
-    states = [process_examples.make_state(rank, peak_gib=1) for rank in range(1_000)]
-    plan = examples.make_plan()
-    outcomes = tuple((state, "It has no x." if state is states[-1] else plan) for state in states)
-
-    report = report_release_elsewhere(RemoteRelease(outcomes, False, is_dry_run=True))
-
-    assert report.text.index("It has no x.") < report.text.index("rank 0")
-    assert "988 more processes are not shown." in report.text
-    assert len(report.html) <= _MOST_HTML

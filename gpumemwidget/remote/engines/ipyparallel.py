@@ -22,14 +22,12 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gpumemwidget.backends.hooks import Patch
 from gpumemwidget.errors import RecordingError, describe_exception
 from gpumemwidget.model.cells import Status
-from gpumemwidget.model.processes import Outcome, ProcessInfo
-from gpumemwidget.model.releases import ReleaseRequest
+from gpumemwidget.model.processes import ProcessInfo
 from gpumemwidget.recording.running_cell import find_first_line, name_cell
 from gpumemwidget.remote.engines import worker
 from gpumemwidget.remote.messages import Message
@@ -137,15 +135,6 @@ class IpyparallelSource(InboxSource):
             return self._client.direct_view(number).apply_async(function, *args)
         except Exception:  # noqa: BLE001 - the engine or the client is gone meanwhile
             return None
-
-    def begin_release(
-        self, key: str, request: ReleaseRequest, *, dry_run: bool, not_after: float
-    ) -> Future[Outcome] | str:
-        """Release names on an engine, once it has no task; see ``ReleasingSource``."""
-        answer = None
-        if int(key) in self._engines:
-            answer = self._apply(int(key), worker.release, request, dry_run, not_after)
-        return "this engine is gone: nothing is released there" if answer is None else answer
 
     def close(self) -> None:
         """Take away what was added on the engines; one that is busy does it after its task."""

@@ -1,4 +1,4 @@
-"""The calls that an engine makes in its workers: begin to record, end it, release names there.
+"""The calls that an engine makes in its workers: begin to record, and end it.
 
 They are given to the engine's own machinery, which imports this module in the worker. Nothing of
 them fails a worker's task.
@@ -7,19 +7,11 @@ them fails a worker's task.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Hashable
 
-from gpumemwidget.backends.hardware import detect_hardware
-from gpumemwidget.errors import GpuMemError
-from gpumemwidget.model.processes import Outcome, ProcessRole
-from gpumemwidget.model.releases import ReleaseRequest
-from gpumemwidget.releasing.plan import plan_release
-from gpumemwidget.releasing.release import execute_release
-from gpumemwidget.remote.writer.program import ProgramShell
+from gpumemwidget.model.processes import ProcessRole
 from gpumemwidget.remote.writer.record_writer import BatchSink
 from gpumemwidget.remote.writer.recorder import Recorder, find_recorder
-from gpumemwidget.session.session import find_session
 
 
 def join(
@@ -66,25 +58,3 @@ def leave(listener: str = "notebook") -> None:
     recording = find_recorder("engine")
     if recording is not None and recording.writer.remove_sink(listener):
         recording.close()
-
-
-def release(request: ReleaseRequest, dry_run: bool, not_after: float) -> Outcome:
-    """Carry out a release in this worker, or only plan it; see ``ReleasingSource``.
-
-    The names are the loaded extension's, or else the globals of ``__main__``.
-    """
-    if time.time() > not_after:
-        late = "the request came too late, or the clocks of the two hosts differ"
-        return f"{late}: nothing was changed"
-    session = find_session()
-    hardware = detect_hardware() if session is None else session.hardware
-    try:
-        if session is not None:
-            return session.plan_release(request) if dry_run else session.release(request)
-        execute = plan_release if dry_run else execute_release
-        return execute(ProgramShell(), hardware, request)
-    except GpuMemError as exc:
-        return str(exc)
-    finally:
-        if session is None:
-            hardware.close()

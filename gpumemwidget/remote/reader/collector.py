@@ -182,22 +182,18 @@ class Collector:
     @property
     def processes(self) -> tuple[ProcessState, ...]:
         """The processes: by their role and number, others by the beginning of their recording."""
-        return tuple(state for state, _, _ in self.list_entries())
-
-    def list_entries(self) -> list[tuple[ProcessState, Source, str]]:
-        """Return the processes in their order, each with its source and its key there."""
         with self._lock:
             entries = list(self._entries.values())
         # One file may be watched under two names, and a copy of it may end earlier.
-        found: dict[str, tuple[ProcessState, Source, str]] = {}
+        found: dict[str, ProcessState] = {}
         for entry in entries:
             state = entry.log.describe(is_alive=entry.is_alive)
             if state is None:
                 continue
             known = found.get(state.info.id)
-            if known is None or known[0].heard_s < state.heard_s:
-                found[state.info.id] = state, entry.source, entry.key
-        return sorted(found.values(), key=lambda entry: _rank_process(entry[0]))
+            if known is None or known.heard_s < state.heard_s:
+                found[state.info.id] = state
+        return tuple(sorted(found.values(), key=_rank_process))
 
     def find_history(self, process: ProcessState) -> History:
         """Return the samples of one of ``processes``, in seconds since its recording began.
