@@ -180,7 +180,7 @@ class LeakWatch:
         try:
             self._find_growth(record)
         finally:
-            if record.status == "ok":
+            if self._leaks and record.status == "ok":
                 self._forget_ended()
 
     def _forget_ended(self) -> None:
@@ -198,7 +198,8 @@ class LeakWatch:
         growths = self._cells.add(self._source, record)
         watch, self._loops = self._loops, None
         loops: list[Loop] = []
-        if watch is not None:  # There is none in the cell that loads the extension.
+        # There is no watch in the cell that loads the extension.
+        if watch is not None and watch.loops:
             watch.stop_lines()
             # After an error the frames of the exception hold memory, which is no growth.
             if record.status != "error":

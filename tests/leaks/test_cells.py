@@ -12,6 +12,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from gpumemwidget.leaks import steps
+from gpumemwidget.leaks.runs import make_cell_key
 from tests.leaks.conftest import say
 
 _SETUP = """
@@ -222,6 +223,32 @@ def test_comments_and_magics_above_make_no_other_cell(run: Run) -> None:
     run(f"# Once more.\n{_GROWS}")
 
     assert "last 3 runs" in run(f"%%memtrace\n{_GROWS}")
+
+
+@pytest.mark.parametrize(
+    ("source", "is_same"),
+    [
+        ("x = f('#1')  # once\n\n  # more\ny = 2  \n", True),
+        ("%%memtrace\n# twice\nx = f('#1')\ny = 2", True),
+        ("x = f('#2')\ny = 2", False),
+        ('x = f("#1")\ny = 2', False),
+        ("x = f('#1'); y = 2", False),
+    ],
+)
+def test_a_hash_in_a_string_begins_no_comment(source: str, is_same: bool) -> None:
+    """What differs in comments and blank lines alone is the same cell, all else is another."""
+    key = make_cell_key("x = f('#1')\ny = 2")
+
+    assert (make_cell_key(source) == key) is is_same
+
+
+@pytest.mark.parametrize("quotes", ["'''", '"""'])
+def test_a_hash_in_a_docstring_begins_no_comment(quotes: str) -> None:
+    """Nor does one behind an escaped quote."""
+    cells = [f"{quotes}a 'b'\n# {letter}\n{quotes}\nx = '\\'# {letter}'" for letter in "cd"]
+
+    assert make_cell_key(cells[0]).count("# c") == 2
+    assert make_cell_key(cells[0]) != make_cell_key(cells[1])
 
 
 @pytest.mark.saved_tensors
