@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from gpumemwidget.session.session import Session
 
 
+#: An assignment at the top level: ``model, optimizer``, ``model: Net``, and its value.
+_ASSIGNMENT = re.compile(r"^([^\s#=(][^#\n=(]*)=(?!=)([^;\n]*)", re.MULTILINE)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class OldValue:
     """A module or an optimizer that a name was bound to before a cell."""
@@ -82,16 +86,20 @@ class RebindWatch:
         self._old = []
 
     def _start_cell(self, cell: RunningCell) -> None:
-        torch = find_torch()
         self._old = []
-        if torch is not None and any(reading.device != HOST for reading in cell.before):
+        # The host is the last device.
+        has_gpu = bool(cell.before) and cell.before[0].device != HOST
+        torch = find_torch() if has_gpu else None
+        if torch is not None:
             self._old = note_values(self._session.shell.user_ns, cell.source, torch)
 
     def _end_cell(self, record: CellRecord) -> None:
         noted, self._old = self._old, []
+        if not noted or record.status != "ok":
+            return
         namespace, torch = self._session.shell.user_ns, find_torch()
         kept = [old for old in noted if _is_beside_new(old, namespace)]
-        if kept and record.status == "ok" and torch is not None:
+        if kept and torch is not None:
             self._report_largest(TorchReader(torch), kept)
 
     def _report_largest(self, reader: TorchReader, kept: Sequence[OldValue]) -> None:
@@ -117,8 +125,7 @@ def note_values(namespace: Mapping[str, object], source: str, torch: object) -> 
     """
     reader = None
     noted: dict[str, OldValue] = {}
-    # An assignment at the top level: ``model, optimizer``, ``model: Net``, and its value.
-    for match in re.finditer(r"^([^\s#=(][^#\n=(]*)=(?!=)([^;\n]*)", source, re.MULTILINE):
+    for match in _ASSIGNMENT.finditer(source):
         # A name that is no attribute, and of which none is meant: ``model``, not ``model.fc``.
         for name in re.findall(r"(?<![\w.])[^\W\d]\w*(?![\w.\[])", match[1]):
             value = namespace.get(name)
