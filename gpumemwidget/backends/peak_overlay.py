@@ -48,6 +48,8 @@ class _Marks:
         self.user_peaks: Peaks = {}
         #: Peaks of the running span that other resets wiped out: the span's view.
         self.span_peaks: Peaks = {}
+        #: The raw statistics whose peaks ``user_peaks`` has: mostly nothing has moved since.
+        self.wiped_stats: NestedStats = {}
         #: The last raw statistics, which are lower bounds of the peaks until the next reset.
         self.last_stats: NestedStats = {}
         #: True if somebody reset the peaks within the span without our seeing it.
@@ -63,13 +65,15 @@ class _Marks:
         if _is_below(stats, self.last_stats):
             self.at_least = True
             _raise_marks(self.span_peaks, self.last_stats)
-            self.user_peaks = {}
+            self.user_peaks, self.wiped_stats = {}, {}
         self.last_stats = stats
 
     def prepare_span(self, stats: NestedStats) -> None:
         """Prepare for our own reset: the span's view starts anew, the user's does not."""
         self.update(stats)
-        _raise_marks(self.user_peaks, stats)
+        if stats != self.wiped_stats:
+            _raise_marks(self.user_peaks, stats)
+            self.wiped_stats = stats
         self.span_peaks = {}
         self.last_stats = {}
         self.at_least = False
@@ -81,7 +85,7 @@ class _Marks:
 
     def finish_user_reset(self, stats: NestedStats) -> None:
         """Start the user's view anew after their reset."""
-        self.user_peaks = {}
+        self.user_peaks, self.wiped_stats = {}, {}
         self.last_stats = stats
 
 
