@@ -6,6 +6,7 @@ Bytes and seconds throughout. ``None`` is "unknown", never 0. A device is named 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -281,6 +282,7 @@ def check_device(device: object, known: Sequence[str]) -> None:
         raise BadInputError(f"no device {device!r} here: {choice}")
 
 
+@functools.lru_cache(maxsize=64)
 def rank_device(device: str) -> tuple[bool, str, int, str]:
     """Return the key to sort devices by: by kind, ``cuda:10`` after ``cuda:9``, the host last."""
     kind, _, index = device.partition(":")

@@ -52,9 +52,9 @@ class History:
             return False
         if sample.time_s - last_s > _GAP_S:
             self.gaps = [*self.gaps[1 - _MOST_GAPS :], (last_s, sample.time_s)]
-        new = {reading.device for reading in sample.readings}.difference(self._devices)
+        new = [r.device for r in sample.readings if r.device not in self._devices]
         if new:
-            self._devices = tuple(sorted(new.union(self._devices), key=rank_device))
+            self._devices = tuple(sorted({*new, *self._devices}, key=rank_device))
         self._samples.append(sample)
         return True
 

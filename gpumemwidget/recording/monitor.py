@@ -222,7 +222,8 @@ class Monitor:
                 end_s = self.clock.now()
                 after = self._read(self.hardware.read_exact, "the memory at a cell's end")
                 if after:
-                    after = lift_peaks(after, self._inner_ends)
+                    if self._inner_ends:
+                        after = lift_peaks(after, self._inner_ends)
                     self._keep_sample(Sample(end_s, after))
             is_instant = end_s - cell.start_s < _INSTANT_S and _list_gpus(after) == _list_gpus(
                 cell.before

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpumemwidget.model.cells import CellDevice, CellRecord, Span, Status
@@ -24,6 +23,8 @@ _OWN_MAGIC = re.compile(
     r"|re(?:lease|store)\b(?=.*\s--dry-run\b))"
     r"|(?:un|re)?load_ext\s+gpumemwidget)\b"
 )
+#: A line that is not blank, without the blanks before it. A ``\r`` alone ends one, too.
+_TEXT_LINE = re.compile(r"\S[^\r\n]*")
 _NO_BUDGETS = Budgets()
 
 
@@ -88,10 +89,12 @@ def find_first_line(source: str) -> str:
         The first line that is not blank, stripped, at most 120 characters; a longer one ends in
         ``…``. ``%%memtrace`` counts only if there is nothing else.
     """
-    lines = _iter_lines(source)
-    line = next(lines, "")
-    if line.split(maxsplit=1)[:1] == ["%%memtrace"]:
-        line = next(lines, line)
+    found = _TEXT_LINE.search(source)
+    if found is None:
+        return ""
+    if found[0].split(maxsplit=1)[0] == "%%memtrace":
+        found = _TEXT_LINE.search(source, found.end()) or found
+    line = found[0].rstrip()
     if len(line) > 120:
         line = f"{line[:119].rstrip()}…"
     # Half of a surrogate pair can't be written to a file or sent to a page.
@@ -105,18 +108,15 @@ def name_cell(first_line: str, execution_count: int | None) -> str:
 
 def has_only_own_magics(source: str) -> bool:
     """Return whether a cell has only our magics, and none that releases or restores memory."""
+    if "%" not in source:
+        return False
     has_magic = False
-    for line in _iter_lines(source):
-        if _OWN_MAGIC.match(line):
+    for found in _TEXT_LINE.finditer(source):
+        if _OWN_MAGIC.match(found[0]):
             has_magic = True
-        elif not line.startswith("#"):
+        elif not found[0].startswith("#"):
             return False
     return has_magic
-
-
-def _iter_lines(source: str) -> Iterator[str]:
-    """Return an iterator over the lines that are not blank, stripped."""
-    return filter(None, map(str.strip, io.StringIO(source, newline=None)))
 
 
 def build_record(
@@ -156,6 +156,30 @@ def build_record(
         if starts and ends and device not in starts and device not in ends:
             starts[device] = ends[device] = Reading(device, 0, 0, 0, 0, "exact")
     names = sorted({**starts, **ends}, key=rank_device) or known_devices
+    expected = dict(cell.expected)
+    has_budgets = bool(budgets.bytes_by_device)
+    devices = []
+    for name in names:
+        start, end = starts.get(name), ends.get(name)
+        budget_bytes = outside = None
+        if has_budgets:
+            budget_bytes = _find_higher(cell.budgets.find(name), budgets.find(name))
+        if name in own_after_by_device:
+            sampled_bytes = cell.outside_peaks.get(name, 0)
+            own_bytes = own_before.get(name, 0), own_after_by_device[name]
+            outside = _build_outside(*own_bytes, start, end, sampled_bytes)
+        devices.append(
+            _build_device(
+                name,
+                start,
+                end,
+                began_here=not cell.start_failed and name not in known_devices and name != HOST,
+                partial=cell.partial,
+                budget_bytes=budget_bytes,
+                predicted_peak_bytes=expected.get(name),
+                outside=outside,
+            )
+        )
     return CellRecord(
         execution_count=cell.execution_count if execution_count is None else execution_count,
         cell_id=cell.cell_id,
@@ -165,27 +189,7 @@ def build_record(
         duration_s=max(0.0, end_s - cell.start_s),
         status=status,
         is_only_own_magics=cell.is_only_own_magics,
-        devices=tuple(
-            [
-                _build_device(
-                    name,
-                    starts.get(name),
-                    ends.get(name),
-                    began_here=not cell.start_failed and name not in known_devices and name != HOST,
-                    partial=cell.partial,
-                    budget_bytes=_find_higher(cell.budgets.find(name), budgets.find(name)),
-                    predicted_peak_bytes=dict(cell.expected).get(name),
-                    outside=_build_outside(
-                        own_before.get(name, 0),
-                        own_after_by_device.get(name),
-                        starts.get(name),
-                        ends.get(name),
-                        cell.outside_peaks.get(name, 0),
-                    ),
-                )
-                for name in names
-            ]
-        ),
+        devices=tuple(devices),
     )
 
 
@@ -254,7 +258,7 @@ def _build_device(
 
 def _build_outside(
     own_before: int,
-    own_after: int | None,
+    own_after: int,
     start: Reading | None,
     end: Reading | None,
     sampled_bytes: int,
