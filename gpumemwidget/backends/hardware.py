@@ -398,10 +398,10 @@ class Hardware:
 
     def has_other_libraries(self) -> bool:
         """Return whether a library other than PyTorch that may be on a GPU is imported."""
-        known = self._libraries
-        return bool(known) and (
-            any(library.is_imported for library in known) or is_silent_one_imported()
-        )
+        for library in self._libraries:
+            if library.is_imported:
+                return True
+        return bool(self._libraries) and is_silent_one_imported()
 
     def _list_own(
         self, devices: Sequence[str] | None, infos: Iterable[DeviceInfo], *, hurries: bool = True

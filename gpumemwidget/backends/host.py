@@ -143,10 +143,10 @@ class _MaxrssOverlay:
 
     def remember(self, mark_kib: int) -> None:
         """Note a high-water mark, in KiB, that is about to be wiped, and lay the overlay."""
-        import resource  # noqa: PLC0415 - Windows has no such module
-
         self._wiped = (os.getpid(), max(mark_kib, self.read_wiped_kib()))
         if not self._patch.is_applied:
+            import resource  # noqa: PLC0415 - Windows has no such module
+
             self._patch.replace(resource, "getrusage", self._wrap)
 
     def read_wiped_kib(self) -> int:

@@ -168,7 +168,7 @@ class Outputs:
         is_predicted = any(part.predicted_peak_bytes is not None for part in record.devices)
         # The report of a trace of all devices has the budgets among the rest.
         is_partial = trace is None or trace.request.device is not None
-        has_budgets = is_partial and bool(self._session.monitor.budgets.list())
+        has_budgets = is_partial and bool(self._session.monitor.budgets.bytes_by_device)
         if not (shows_line or is_predicted or has_budgets):
             return
         from gpumemwidget.report.cell import (  # noqa: PLC0415 - when needed
@@ -406,7 +406,8 @@ def _add_buttons(
 
 def _find_sign(result: Any) -> OomSign | None:
     """Return the OOM in a run's error."""
-    return None if result is None else find_oom(result.error_in_exec)
+    error = None if result is None else result.error_in_exec
+    return None if error is None else find_oom(error)
 
 
 def _find_source(cells: dict[str, int], number: int | None) -> str:
