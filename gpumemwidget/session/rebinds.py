@@ -86,12 +86,9 @@ class RebindWatch:
         self._old = []
 
     def _start_cell(self, cell: RunningCell) -> None:
-        self._old = []
         # The host is the last device.
         has_gpu = bool(cell.before) and cell.before[0].device != HOST
-        torch = find_torch() if has_gpu else None
-        if torch is not None:
-            self._old = note_values(self._session.shell.user_ns, cell.source, torch)
+        self._old = note_values(self._session.shell.user_ns, cell.source) if has_gpu else []
 
     def _end_cell(self, record: CellRecord) -> None:
         noted, self._old = self._old, []
@@ -117,7 +114,7 @@ class RebindWatch:
                     self.found.call(Rebinding(old.name, device, n_bytes, holders, old.line))
 
 
-def note_values(namespace: Mapping[str, object], source: str, torch: object) -> list[OldValue]:
+def note_values(namespace: Mapping[str, object], source: str) -> list[OldValue]:
     """Return the modules and optimizers of the names that a cell seems to assign.
 
     No code of the user's runs, and nothing is held. The cell is not parsed: it takes long, and
@@ -133,7 +130,11 @@ def note_values(namespace: Mapping[str, object], source: str, torch: object) -> 
             # What the cell reads before is needed to make the new value, or is another one.
             if value is None or re.search(rf"(?<![\w.]){re.escape(name)}\b", before):
                 continue
-            reader = TorchReader(torch) if reader is None else reader
+            if reader is None:
+                torch = find_torch()
+                if torch is None:
+                    return []
+                reader = TorchReader(torch)
             if is_one_of(type(value), reader.module_type, reader.optimizer_type):
                 line = source.count("\n", 0, match.start()) + 1
                 noted[name] = OldValue(name, weakref.ref(value), line)

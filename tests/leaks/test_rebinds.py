@@ -303,7 +303,7 @@ def test_noting_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     module.__class__ = Loud
     names: dict[str, object] = {"module": module, "n": 3}
 
-    noted = note_values(names, "module = n = 1", torch)
+    noted = note_values(names, "module = n = 1")
     names.clear()
     del module
 
