@@ -48,7 +48,7 @@ class _Marks:
         self.user_peaks: Peaks = {}
         #: Peaks of the running span that other resets wiped out: the span's view.
         self.span_peaks: Peaks = {}
-        #: The raw statistics whose peaks ``user_peaks`` has: mostly nothing has moved since.
+        #: The raw statistics at the start of the last span, whose peaks ``user_peaks`` includes.
         self.wiped_stats: NestedStats = {}
         #: The last raw statistics, which are lower bounds of the peaks until the next reset.
         self.last_stats: NestedStats = {}
