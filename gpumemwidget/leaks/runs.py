@@ -26,12 +26,13 @@ _MIN_ALIKE = 0.5
 #: Maximum number of cells that are followed, those that ran last.
 _MAX_CELLS = 64
 
-#: A comment, or a string, in which a ``#`` begins no comment. Each alternative begins with a
-#: literal character, which lets ``re`` skip all other text four times as fast.
+#: A comment, or a string, in which a ``#`` begins no comment. A string without an end goes to the
+#: end of its line, or of the text, so that each character is looked at once. Each alternative
+#: begins with a literal character, which lets ``re`` skip all other text four times as fast.
 _COMMENT_OR_STRING = re.compile(
     r"#[^\n]*"
-    r'|""".*?"""|"(?:\\.|[^"\\\n])*"'
-    r"|'''.*?'''|'(?:\\.|[^'\\\n])*'",
+    r'|""".*?(?:"""|\Z)|"(?:\\.|[^"\\\n])*+"?'
+    r"|'''.*?(?:'''|\Z)|'(?:\\.|[^'\\\n])*+'?",
     re.DOTALL,
 )
 
