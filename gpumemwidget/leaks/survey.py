@@ -35,7 +35,7 @@ from gpumemwidget.ownership.graph.objects import (
 )
 from gpumemwidget.ownership.graph.torch_reader import TorchReader, find_torch
 from gpumemwidget.ownership.graph.walk import Graph
-from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Depth, take_account
+from gpumemwidget.ownership.holdings import ELSEWHERE, Depth, Holdings, take_holdings
 from gpumemwidget.ownership.labels import (
     CACHE_TYPE,
     KEY,
@@ -134,28 +134,28 @@ def take_survey(
     with paused_collector():
         if torch is None or not TorchReader(torch).node_limit.has_room():
             return None
-        account = take_account(shell, budget_s=budget_s, depth=depth, enter_more=enter_modules)
-        if account is None:
+        holdings = take_holdings(shell, budget_s=budget_s, depth=depth, enter_more=enter_modules)
+        if holdings is None:
             return None
-        groups = _Grouping(account, shell.user_ns).groups
-        return Survey(groups, account.graph.is_complete, with_libraries)
+        groups = _Grouping(holdings, shell.user_ns).groups
+        return Survey(groups, holdings.graph.is_complete, with_libraries)
 
 
 class _Grouping:
-    """Puts the storages of an account into groups."""
+    """Puts the storages of these holdings into groups."""
 
-    def __init__(self, account: Account, namespace: Mapping[str, object]) -> None:
+    def __init__(self, holdings: Holdings, namespace: Mapping[str, object]) -> None:
         self.groups: dict[Key, Group] = {}
         self._namespace = namespace
-        self._account = account
-        self._graph = account.graph
-        self._paths: Paths = account.find_paths()
+        self._holdings = holdings
+        self._graph = holdings.graph
+        self._paths: Paths = holdings.find_paths()
         self._modules = set(self._paths.modules)
         self._bounds: dict[int, bool] = {}
         self._elements = self._find_elements()
         #: The largest storage of each group.
         self._largest: dict[Key, int] = {}
-        for place in account.graph.storages:
+        for place in holdings.graph.storages:
             self._add(place)
         for key, place in self._largest.items():
             self.groups[key].leaves = self._find_leaves(place)
@@ -163,7 +163,7 @@ class _Grouping:
     def _add(self, place: int) -> None:
         root = self._paths.find_root(place)
         steps = self._paths.list_steps(place)
-        is_held_elsewhere = bool(self._account.marks[place] & ELSEWHERE)
+        is_held_elsewhere = bool(self._holdings.marks[place] & ELSEWHERE)
         if root is None or (root.kind == "nowhere" and not is_held_elsewhere):
             return
         if root.kind == "nowhere":
@@ -182,10 +182,10 @@ class _Grouping:
         group.n_bytes += info.freed_bytes
         group.n_storages += 1
         if info.freed_bytes > group.largest_bytes:
-            rows = self._account.name_holders(self._account.marks[place])
+            rows = self._holdings.name_holders(self._holdings.marks[place])
             group.largest_bytes = info.freed_bytes
             group.tensor = self._describe(place)
-            group.slice_bytes = self._account.find_shown_bytes(place)
+            group.slice_bytes = self._holdings.find_shown_bytes(place)
             group.row = root.word if root.word in rows else ""
             if root.place in self._elements:
                 group.element = fold((*self._elements[root.place], *shown[1:]))
@@ -219,11 +219,11 @@ class _Grouping:
 
     def _find_elements(self) -> dict[int, Steps]:
         """Return the ways to variables' values that are elements of others' containers too."""
-        rows = self._account.rows.values()
+        rows = self._holdings.rows.values()
         names = {place: row.name for row in rows if row.root == "name" for place in row.places}
         ways: dict[int, Steps] = {}
         for place, edges in enumerate(self._graph.edges):
-            if not self._account.marks[place] or names.keys().isdisjoint(edges):
+            if not self._holdings.marks[place] or names.keys().isdisjoint(edges):
                 continue
             root = self._paths.find_root(place)
             for part in names.keys() & set(edges):

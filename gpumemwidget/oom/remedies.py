@@ -38,7 +38,7 @@ from gpumemwidget.ownership.graph.objects import (
     read_cell,
     read_type_dict,
 )
-from gpumemwidget.ownership.holdings import Account, join_marks, take_account
+from gpumemwidget.ownership.holdings import Holdings, join_marks, take_holdings
 from gpumemwidget.ownership.partition import ReleasePartition, join_overlapping
 from gpumemwidget.ownership.shell import LAST_EXCEPTION, Shell
 from gpumemwidget.tracing.sources import Sources, is_library, name_module
@@ -77,7 +77,7 @@ def find_remedies(
     with paused_collector():
         is_at_end = at_oom is None
         blocks = read_blocks(shell, hardware, event.device)
-        account = take_account(
+        holdings = take_holdings(
             shell,
             # The walk's evaluation takes the rest.
             budget_s=0.8 * budget_s,
@@ -87,13 +87,13 @@ def find_remedies(
         )
         taken = None
         if at_oom is None:
-            taken, _ = describe_memory(account, shell, hardware, blocks, event.device)
-            devices = {account.device: account for account in taken.devices}
+            taken, _ = describe_memory(holdings, shell, hardware, blocks, event.device)
+            devices = {holdings.device: holdings for holdings in taken.devices}
             at_oom = devices.get(event.device)
         remedies: list[Remedy] = []
-        if account is not None:
+        if holdings is not None:
             has_blocks = event.device in blocks.devices
-            releases = _Releases(account, event.device, has_blocks=has_blocks)
+            releases = _Releases(holdings, event.device, has_blocks=has_blocks)
             remedies += releases.release_exception(None if is_at_end else at_oom)
             remedies += releases.list_releases(mentions)
         remedies += _list_settings(event)
@@ -118,12 +118,12 @@ def find_remedies(
 class _Releases:
     """Computes what releases would free on one device."""
 
-    def __init__(self, account: Account, device: str, *, has_blocks: bool) -> None:
-        self._account = account
+    def __init__(self, holdings: Holdings, device: str, *, has_blocks: bool) -> None:
+        self._holdings = holdings
         self._device = device
         #: Without the blocks, sizes are rounded as the allocator rounds them at least.
         self._is: _Is = "exact" if has_blocks or device == HOST else "at least"
-        if not account.graph.is_complete:
+        if not holdings.graph.is_complete:
             self._is = "about"
 
     def release_exception(self, at_oom: DeviceAccount | None) -> Iterator[Remedy]:
@@ -131,10 +131,10 @@ class _Releases:
 
         What an earlier exception held at the OOM may be left in cycles, and goes too.
         """
-        if LAST_EXCEPTION not in self._account.rows:
+        if LAST_EXCEPTION not in self._holdings.rows:
             return
-        gives, gives_is = self._judge(ReleasePartition(self._account, (), exceptions=True))
-        if not self._account.graph.is_complete and gives < _MIN_BYTES:
+        gives, gives_is = self._judge(ReleasePartition(self._holdings, (), exceptions=True))
+        if not self._holdings.graph.is_complete and gives < _MIN_BYTES:
             # Whatever it may be, it is often most of all.
             yield Remedy("last exception", None, gives_is)
             return
@@ -146,7 +146,7 @@ class _Releases:
 
     def list_releases(self, mentions: Collection[str]) -> Iterator[Remedy]:
         """Yield the releases of displayed values, and of names not mentioned."""
-        displayed = ReleasePartition(self._account, (), out=True)
+        displayed = ReleasePartition(self._holdings, (), out=True)
         if displayed.dropped:
             yield Remedy("out", *self._judge(displayed))
         names = sorted(self._list_names(mentions), key=lambda remedy: remedy.rank)
@@ -160,19 +160,19 @@ class _Releases:
 
         Variables that free much more together than one by one are one remedy besides.
         """
-        account = self._account
+        holdings = self._holdings
         unused = {
             row.name: row
-            for row in account.rows.values()
+            for row in holdings.rows.values()
             if row.root == "name" and row.name not in mentions
         }
         marks = join_marks(row.mark for row in unused.values())
         places = [
             place
-            for place in account.list_storages(marks)
-            if account.graph.storages[place].device == self._device
+            for place in holdings.list_storages(marks)
+            if holdings.graph.storages[place].device == self._device
         ]
-        for unit in join_overlapping([account.marks[place] & marks for place in places]):
+        for unit in join_overlapping([holdings.marks[place] & marks for place in places]):
             names = tuple(name for name, row in unused.items() if row.mark & unit)
             alone = list(filter(None, (self._release_names((name,)) for name in names)))
             yield from alone
@@ -184,12 +184,12 @@ class _Releases:
 
     def _release_names(self, names: tuple[str, ...]) -> Remedy | None:
         """Return the release of names; ``None`` if it frees nothing or would move something."""
-        partition = ReleasePartition(self._account, names)
+        partition = ReleasePartition(self._holdings, names)
         gives, gives_is = self._judge(partition)
         # The cell may be working with memory that would have to be moved to the CPU.
         if not gives or partition.moved:
             return None
-        loses_training_state = bool(partition.dropped & self._account.training_marks)
+        loses_training_state = bool(partition.dropped & self._holdings.training_marks)
         return Remedy("names", gives, gives_is, names, loses_training_state)
 
     def _judge(self, partition: ReleasePartition) -> tuple[int, _Is]:

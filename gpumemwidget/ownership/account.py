@@ -49,7 +49,7 @@ from gpumemwidget.ownership.graph.objects import (
     paused_collector,
     read_attribute,
 )
-from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Row, join_marks, take_account
+from gpumemwidget.ownership.holdings import ELSEWHERE, Holdings, Row, join_marks, take_holdings
 from gpumemwidget.ownership.labels import PathStep, StepKind, find_kind_name
 from gpumemwidget.ownership.partition import ReleasePartition
 from gpumemwidget.ownership.paths import Paths, find_fix
@@ -79,8 +79,8 @@ def take_memory_account(
     with paused_collector():
         started_s = time.perf_counter()
         blocks = read_blocks(shell, hardware)
-        account = take_account(shell, budget_s=budget_s, depth="holders", blocks=blocks)
-        taken, _ = describe_memory(account, shell, hardware, blocks)
+        holdings = take_holdings(shell, budget_s=budget_s, depth="holders", blocks=blocks)
+        taken, _ = describe_memory(holdings, shell, hardware, blocks)
         arrays, unread, is_whole = list_library_arrays(shell, time.perf_counter() + budget_s / 10)
         taken = replace(
             taken,
@@ -88,9 +88,9 @@ def take_memory_account(
             unread_libraries=unread,
             has_all_library_arrays=is_whole,
         )
-        if account is None:
+        if holdings is None:
             return taken
-        variables = describe_rows(account, deadline_s=started_s + budget_s)
+        variables = describe_rows(holdings, deadline_s=started_s + budget_s)
         duration_s = time.perf_counter() - started_s
         return replace(taken, variables=variables, duration_s=duration_s)
 
@@ -107,8 +107,8 @@ def take_block_account(
     """
     with paused_collector():
         blocks = read_blocks(shell, hardware)
-        account = take_account(shell, budget_s=budget_s, depth="holders", blocks=blocks)
-        return describe_memory(account, shell, hardware, blocks)
+        holdings = take_holdings(shell, budget_s=budget_s, depth="holders", blocks=blocks)
+        return describe_memory(holdings, shell, hardware, blocks)
 
 
 @forgets_frames
@@ -127,14 +127,14 @@ def take_running_account(
     """
     with paused_collector():
         blocks = read_blocks(shell, hardware, device)
-        account = take_account(
+        holdings = take_holdings(
             shell,
             budget_s=budget_s,
             depth="running",
             reads_graphs=may_read_graphs(hardware),
             blocks=blocks,
         )
-        return describe_memory(account, shell, hardware, blocks, device)[0]
+        return describe_memory(holdings, shell, hardware, blocks, device)[0]
 
 
 def read_blocks(shell: Shell, hardware: Hardware, device: str | None = None) -> BlockMap:
@@ -149,7 +149,7 @@ def may_read_graphs(hardware: Hardware) -> bool:
 
 
 def describe_memory(
-    account: Account | None,
+    holdings: Holdings | None,
     shell: Shell,
     hardware: Hardware,
     blocks: BlockMap,
@@ -157,8 +157,8 @@ def describe_memory(
 ) -> tuple[MemoryAccount, dict[str, BlockNames]]:
     """Return the lines of each device, without variables, and the kind and path of each block.
 
-    The account is ``None`` where torch is not imported; the blocks are those that the walk had. One
-    ``device`` alone is described as ``take_running_account`` does.
+    The holdings are ``None`` where torch is not imported; the blocks are those that the walk had.
+    One ``device`` alone is described as ``take_running_account`` does.
     """
     # The exact figures: a count that takes long is left out where it is read often.
     readings = [reading for reading in hardware.read_exact() if device in (None, reading.device)]
@@ -171,13 +171,13 @@ def describe_memory(
     owned: list[Owned] = []
     claimed: set[tuple[str, int]] = set()
     outside: Counter[tuple[str, MemorySource]] = Counter()
-    if account is not None:
-        paths = account.find_paths()
+    if holdings is not None:
+        paths = holdings.find_paths()
         alike: list[Owned] = []
         # The account of one device does not search for other holders.
         no_name = "held where Python can't see" if device is None else "none of your variables"
-        describer = _Describer(account, paths, cells, no_name=no_name)
-        claims = _list_claims(account, paths, device, outside)
+        describer = _Describer(holdings, paths, cells, no_name=no_name)
+        claims = _list_claims(holdings, paths, device, outside)
         for number, (place, block, n_bytes) in enumerate(claims):
             # Only the biggest have paths of their own: nobody reads more rows, and each path takes
             # time.
@@ -190,28 +190,28 @@ def describe_memory(
                 names[line.device][block.address] = (line.kind, path)
         owned.extend(_join_alike(alike))
         pools = name_pools(
-            (row.name, account.graph.objects[place])
-            for row in account.rows.values()
+            (row.name, holdings.graph.objects[place])
+            for row in holdings.rows.values()
             for place in row.places
         )
     notes = [AccountNote(where, n_bytes, source) for (where, source), n_bytes in outside.items()]
     unclaimed = blocks.describe_unclaimed(claimed, pools)
-    if account is not None:
-        unclaimed = tuple(_name_buckets(account, paths, unclaimed))
+    if holdings is not None:
+        unclaimed = tuple(_name_buckets(holdings, paths, unclaimed))
     owned.extend(unclaimed)
     devices = tuple(_balance_device(reading, owned, notes) for reading in readings)
     taken = MemoryAccount(
         devices=devices,
         variables=(),
-        is_complete=account is None or account.graph.is_complete,
-        duration_s=0.0 if account is None else time.perf_counter() - account.started_s,
+        is_complete=holdings is None or holdings.graph.is_complete,
+        duration_s=0.0 if holdings is None else time.perf_counter() - holdings.started_s,
         notes=tuple(notes),
     )
     return taken, dict(names)
 
 
 def _list_claims(
-    account: Account,
+    holdings: Holdings,
     paths: Paths,
     device: str | None,
     outside: Counter[tuple[str, MemorySource]],
@@ -221,7 +221,7 @@ def _list_claims(
     Of several in the same memory (DLPack) only one is. Of one ``device`` alone the biggest come
     first. What no allocator counts is added to ``outside``.
     """
-    storages = account.graph.storages
+    storages = holdings.graph.storages
     groups: dict[tuple[str, int], list[int]] = {}
     for place, info in storages.items():
         if device is None or info.device == device:
@@ -239,14 +239,14 @@ def _list_claims(
         yield place, info.block, info.freed_bytes
 
 
-def _name_buckets(account: Account, paths: Paths, unclaimed: Sequence[Owned]) -> Iterator[Owned]:
+def _name_buckets(holdings: Holdings, paths: Paths, unclaimed: Sequence[Owned]) -> Iterator[Owned]:
     """Yield the lines of blocks without a storage, gradient buckets named by their module.
 
     The reducer of ``DistributedDataParallel`` joins gradients in blocks of its own
     (https://docs.pytorch.org/docs/stable/notes/ddp.html), which together have the bytes of the
     parameters. Where the unknown blocks of a device have just these, they are buckets.
     """
-    graph = account.graph
+    graph = holdings.graph
     wrappers = graph.list_wrappers()
     needed: Counter[str] = Counter()
     for place in wrappers:
@@ -273,7 +273,7 @@ def _name_buckets(account: Account, paths: Paths, unclaimed: Sequence[Owned]) ->
                 kind="gradient",
                 steps=(*steps, "'s gradient buckets"),
                 root="nowhere" if root is None else root.kind,
-                rows=account.name_holders(account.marks[wrappers[0]]),
+                rows=holdings.name_holders(holdings.marks[wrappers[0]]),
             )
 
 
@@ -295,17 +295,17 @@ class _Describer:
     """Describes the storages of a walk, one line each; ``no_name`` replaces a missing path."""
 
     def __init__(
-        self, account: Account, paths: Paths, cells: Mapping[str, int], *, no_name: str
+        self, holdings: Holdings, paths: Paths, cells: Mapping[str, int], *, no_name: str
     ) -> None:
-        self._account = account
-        self._graph = account.graph
+        self._holdings = holdings
+        self._graph = holdings.graph
         self._paths = paths
         self._cells = cells
         self._no_name = no_name
         self._parameters = set(paths.parameters)
         self._states: set[int] = set()
         self._buffers: set[int] = set()
-        objects = account.graph.objects
+        objects = holdings.graph.objects
         for place in paths.modules:
             self._buffers |= self._graph.find_tensors([read_attribute(objects[place], "_buffers")])
         for place in paths.optimizers:
@@ -318,12 +318,12 @@ class _Describer:
 
     def describe(self, place: int, block: Block | None, n_bytes: int, *, is_short: bool) -> Owned:
         """Return the line of a storage, with the root alone for its path if ``is_short``."""
-        account = self._account
-        marks = account.marks[place]
+        holdings = self._holdings
+        marks = holdings.marks[place]
         root = self._paths.find_root(place)
         kind: RootKind = "nowhere" if root is None else root.kind
         steps = root.steps if root is not None and is_short else self._paths.list_steps(place)
-        rows = account.name_holders(marks)
+        rows = holdings.name_holders(marks)
         if root is not None and root.word in rows and rows[0] != root.word:
             rows = (root.word, *(row for row in rows if row != root.word))
         if kind == "nowhere":
@@ -334,7 +334,7 @@ class _Describer:
                 steps = (rubbish, PathStep(StepKind.PART, f": {owner}"))
         purpose = self._find_purpose(place)
         return Owned(
-            device=account.graph.storages[place].device,
+            device=holdings.graph.storages[place].device,
             n_bytes=n_bytes,
             kind=purpose,
             steps=tuple([step.text for step in steps]),
@@ -344,7 +344,7 @@ class _Describer:
             allocated_at=None if block is None else format_allocation(block.frames, self._cells),
             rounding_bytes=None if block is None else find_rounding(block),
             fix=find_fix(kind, steps, kind=purpose) if kind in UNNAMED_ROOTS else None,
-            shown_bytes=account.find_shown_bytes(place),
+            shown_bytes=holdings.find_shown_bytes(place),
         )
 
     def _find_purpose(self, storage: int) -> MemoryKind:
@@ -441,22 +441,22 @@ def list_variables(shell: Shell) -> tuple[Variable, ...]:
     """
     deadline_s = time.perf_counter() + LIST_BUDGET_S
     with paused_collector():
-        account = take_account(shell, budget_s=LIST_BUDGET_S, depth="rows")
-        return () if account is None else describe_rows(account, deadline_s=deadline_s)
+        holdings = take_holdings(shell, budget_s=LIST_BUDGET_S, depth="rows")
+        return () if holdings is None else describe_rows(holdings, deadline_s=deadline_s)
 
 
-def describe_rows(account: Account, *, deadline_s: float = math.inf) -> tuple[Variable, ...]:
-    """Return the rows of an account that hold memory, as ``list_variables`` gives them.
+def describe_rows(holdings: Holdings, *, deadline_s: float = math.inf) -> tuple[Variable, ...]:
+    """Return the rows of these holdings that hold memory, as ``list_variables`` gives them.
 
     After ``deadline_s``, on ``time.perf_counter``, it is no longer computed what a release would
     move to the CPU: what the rows concerned free is a lower bound then.
     """
     variables = []
-    for number, row in enumerate(account.rows.values()):
-        report_progress(Stage.DESCRIBE_ROWS, number, len(account.rows))
-        if account.groups.find(row.mark):
+    for number, row in enumerate(holdings.rows.values()):
+        report_progress(Stage.DESCRIBE_ROWS, number, len(holdings.rows))
+        if holdings.groups.find(row.mark):
             is_late = time.perf_counter() > deadline_s
-            variables.append(_describe_row(account, row, is_late=is_late))
+            variables.append(_describe_row(holdings, row, is_late=is_late))
     return tuple(sorted(variables, key=lambda row: (-row.held_bytes.total_bytes, row.name)))
 
 
@@ -471,20 +471,20 @@ def sum_frees(
     Raises:
         UnknownNameError: there is no such row.
     """
-    account = take_account(shell, budget_s=budget_s)
-    if account is None:
+    holdings = take_holdings(shell, budget_s=budget_s)
+    if holdings is None:
         return ReleaseSum(DeviceBytes())
     for name in names:
-        if name not in account.rows:
+        if name not in holdings.rows:
             raise UnknownNameError(f"{name!r} holds nothing now: look at the variables again")
-    partition = ReleasePartition(account, names, keep=keep)
+    partition = ReleasePartition(holdings, names, keep=keep)
     return ReleaseSum(partition.frees_bytes, partition.find_joint())
 
 
-def _describe_row(account: Account, row: Row, *, is_late: bool) -> Variable:
-    graph = account.graph
-    reached = join_marks(account.groups.find(row.mark))
-    partition = ReleasePartition(account, [row.name])
+def _describe_row(holdings: Holdings, row: Row, *, is_late: bool) -> Variable:
+    graph = holdings.graph
+    reached = join_marks(holdings.groups.find(row.mark))
+    partition = ReleasePartition(holdings, [row.name])
     if is_late and partition.can_move:
         frees_bytes = replace(partition.sum_dying(), is_at_least=True)
     else:
@@ -502,10 +502,10 @@ def _describe_row(account: Account, row: Row, *, is_late: bool) -> Variable:
         type_name=name_class(cls),
         shape=shape,
         dtype=dtype,
-        held_bytes=account.sum_held(row.mark),
+        held_bytes=holdings.sum_held(row.mark),
         frees_bytes=frees_bytes,
-        shared_with=account.name_holders(reached & ~row.mark),
+        shared_with=holdings.name_holders(reached & ~row.mark),
         held_elsewhere=bool(reached & ELSEWHERE),
-        holds_training_state=bool(row.mark & account.training_marks),
+        holds_training_state=bool(row.mark & holdings.training_marks),
         joint=None if is_late else partition.find_joint(),
     )

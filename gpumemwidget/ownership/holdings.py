@@ -76,10 +76,10 @@ class Row:
 
 
 @dataclass
-class Account:
+class Holdings:
     """The storages of a walk, each with the rows that hold it.
 
-    An account holds every object of the walk: let go of it before a release.
+    Holdings hold every object of the walk: let go of them before a release.
     """
 
     graph: Graph
@@ -224,7 +224,7 @@ class Account:
         return DeviceBytes(sums, is_at_least=is_at_least)
 
 
-def take_account(
+def take_holdings(
     shell: Shell,
     *,
     budget_s: float,
@@ -232,7 +232,7 @@ def take_account(
     reads_graphs: bool = True,
     blocks: BlockFinder | None = None,
     enter_more: Callable[[Graph], list[Root]] | None = None,
-) -> Account | None:
+) -> Holdings | None:
     """Walk from all of the user's names; return ``None`` if torch is not imported.
 
     Args:
@@ -278,7 +278,7 @@ def take_account(
         elsewhere.extend(nodes)
     roots = [(place, row.mark) for row in rows.values() for place in row.places]
     roots += [(place, ELSEWHERE) for place in elsewhere]
-    return Account(
+    return Holdings(
         graph=graph,
         rows=rows,
         marks=_spread_marks(graph, roots),
@@ -391,7 +391,7 @@ def _spread_marks(graph: Graph, roots: Iterable[tuple[int, int]]) -> list[int]:
 
 
 class Groups:
-    """The storages of an account, by the marks that they carry."""
+    """The storages of these holdings, by the marks that they carry."""
 
     def __init__(self, storages: Mapping[int, StorageInfo], marks: Sequence[int]) -> None:
         self._storages = storages

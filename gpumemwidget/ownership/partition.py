@@ -23,7 +23,7 @@ from gpumemwidget.model.releases import Reason, ReasonKind, ReleaseMove, Release
 from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.graph.objects import is_a, is_one_of, read_attribute
 from gpumemwidget.ownership.graph.walk import Graph
-from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Row, join_marks
+from gpumemwidget.ownership.holdings import ELSEWHERE, Holdings, Row, join_marks
 from gpumemwidget.ownership.labels import UNNAMED, find_kind_name
 
 #: Why the release of memory that is not the allocator's own may not show in the device's count.
@@ -42,19 +42,19 @@ class ReleasePartition:
 
     def __init__(
         self,
-        account: Account,
+        holdings: Holdings,
         names: Sequence[str],
         *,
         keep: bool = False,
         out: bool = False,
         exceptions: bool = False,
     ) -> None:
-        self.account = account
+        self.holdings = holdings
         self._keep = keep
-        self._rows = [account.rows[name] for name in names if name in account.rows]
+        self._rows = [holdings.rows[name] for name in names if name in holdings.rows]
         #: Marks of what is dropped.
-        self.dropped = 0 if keep else account.find_marks(row.name for row in self._rows)
-        for row in account.rows.values() if out or exceptions else ():
+        self.dropped = 0 if keep else holdings.find_marks(row.name for row in self._rows)
+        for row in holdings.rows.values() if out or exceptions else ():
             if (row.root == "out" and out) or (row.root == "exception" and exceptions):
                 self.dropped |= row.mark
         chosen = self.dropped | join_marks(row.mark for row in self._rows)
@@ -62,13 +62,13 @@ class ReleasePartition:
         #: hold too.
         self._dying: list[int] = []
         self._held: list[int] = []
-        for carried in account.groups.find(chosen):
+        for carried in holdings.groups.find(chosen):
             (self._held if carried & ~self.dropped else self._dying).append(carried)
 
     @property
     def dying(self) -> list[int]:
         """The storages that go with what is dropped."""
-        return self.account.groups.list_places(self._dying)
+        return self.holdings.groups.list_places(self._dying)
 
     @property
     def moved(self) -> dict[Group, list[Move]]:
@@ -79,10 +79,10 @@ class ReleasePartition:
     def units(self) -> list[tuple[str, list[Move]]]:
         """The moves that are made together, all or none, each with its first row."""
         moved, _, units = self._sorted
-        account = self.account
+        holdings = self.holdings
         by_unit: dict[int, tuple[str, list[Move]]] = {}
         for (name, _, _), moves in moved.items():
-            mark = account.rows[name].mark | account.marks[moves[0].place]
+            mark = holdings.rows[name].mark | holdings.marks[moves[0].place]
             unit = next((unit for unit in units if unit & mark), 0)
             by_unit.setdefault(unit, (name, []))[1].extend(moves)
         return list(by_unit.values())
@@ -93,7 +93,7 @@ class ReleasePartition:
 
     def list_going(self) -> list[int]:
         """Return the storages that a release frees: what is collected goes, too."""
-        return [*self.dying, *self.account.list_rubbish(), *self.list_moved()]
+        return [*self.dying, *self.holdings.list_rubbish(), *self.list_moved()]
 
     @property
     def stays(self) -> dict[Group, list[int]]:
@@ -103,7 +103,7 @@ class ReleasePartition:
             for place in places:
                 named = why
                 if UNNAMED in why.holders:
-                    words = [word for word, held in self.account.modules.items() if place in held]
+                    words = [word for word, held in self.holdings.modules.items() if place in held]
                     holders = [*(holder for holder in why.holders if holder != UNNAMED), *words]
                     named = replace(why, holders=tuple(holders)) if words else why
                 stays.setdefault((name, device, named), []).append(place)
@@ -112,11 +112,11 @@ class ReleasePartition:
     @property
     def can_move(self) -> bool:
         """True if others hold memory that is not on the host, which could be moved there."""
-        return self.account.groups.has_other_than(HOST, self._held)
+        return self.holdings.groups.has_other_than(HOST, self._held)
 
     def sum_dying(self) -> DeviceBytes:
         """Return the bytes that go with what is dropped, without what is moved."""
-        return self.account.sum_groups(self._dying, rounded=True, dropped=self.dropped)
+        return self.holdings.sum_groups(self._dying, rounded=True, dropped=self.dropped)
 
     @cached_property
     def frees_bytes(self) -> DeviceBytes:
@@ -124,7 +124,7 @@ class ReleasePartition:
         if not self.can_move:
             return self.sum_dying()
         going = [*self.dying, *self.list_moved()]
-        return self.account.sum_places(going, dropped=self.dropped)
+        return self.holdings.sum_places(going, dropped=self.dropped)
 
     def find_joint(self) -> JointRelease | None:
         """Return what to release together, if the rows alone free next to nothing of their memory.
@@ -136,31 +136,31 @@ class ReleasePartition:
             ``None`` where they free enough by themselves, or keep copies; and where the rest would
             still be held by something that is no row, or by too many.
         """
-        account, rows = self.account, self._rows
+        holdings, rows = self.holdings, self._rows
         marks = join_marks(row.mark for row in rows)
-        total = account.sum_held(marks).total_bytes
+        total = holdings.sum_held(marks).total_bytes
         # A tenth of what they hold is not next to nothing.
         if self._keep or not total or self.frees_bytes.total_bytes * 10 > total:
             return None
         starts = {place for row in rows for place in row.places}
-        groups = account.groups.find(marks)
+        groups = holdings.groups.find(marks)
         # What leads to all of it is no part.
         partial = join_marks(
             row.mark
-            for row in account.rows.values()
-            if account.marks[row.places[0]] & marks
+            for row in holdings.rows.values()
+            if holdings.marks[row.places[0]] & marks
             and starts.isdisjoint(row.places)
             and any(not carried & row.mark for carried in groups)
         )
         own = [carried for carried in groups if not carried & partial]
-        own_bytes = account.sum_groups(own, rounded=False).total_bytes
-        others = account.name_holders(join_marks(own) & ~marks & ~ELSEWHERE)
+        own_bytes = holdings.sum_groups(own, rounded=False).total_bytes
+        others = holdings.name_holders(join_marks(own) & ~marks & ~ELSEWHERE)
         if not 0 < len(others) <= 8:
             return None
         joint = tuple(dict.fromkeys([*(row.name for row in rows), *others]))
-        freed = ReleasePartition(account, joint).frees_bytes
+        freed = ReleasePartition(holdings, joint).frees_bytes
         # Memory that only the others own is freed too, and must not be counted.
-        alone = ReleasePartition(account, others).frees_bytes
+        alone = ReleasePartition(holdings, others).frees_bytes
         if 2 * (freed.total_bytes - alone.total_bytes) < own_bytes:
             return None
         return JointRelease(joint, freed)
@@ -168,18 +168,18 @@ class ReleasePartition:
     def describe_moves(self) -> tuple[ReleaseMove, ...]:
         """Return the moves as they are shown, in the order of ``moved``."""
         return tuple(
-            describe_move(self.account, name, device, group, reason)
+            describe_move(self.holdings, name, device, group, reason)
             for (name, device, reason), group in self.moved.items()
         )
 
     def list_stays(self) -> tuple[ReleaseStay, ...]:
         """Return the groups that stay, each with its bytes."""
-        account = self.account
+        holdings = self.holdings
         return tuple(
             ReleaseStay(
                 name,
                 device,
-                account.sum_places(places, rounded=False),
+                holdings.sum_places(places, rounded=False),
                 why,
             )
             for (name, device, why), places in self.stays.items()
@@ -192,13 +192,13 @@ class ReleasePartition:
         What the chosen names own is moved. What a displayed value or an exception shares is not:
         to drop ``Out[3]`` is no wish to take the model that it shows off the device.
         """
-        account = self.account
+        holdings = self.holdings
         order = {row.name: number for number, row in enumerate(self._rows)}
         find_row = cache(self._find_row)
         kept = [
             (place, row)
-            for place in account.groups.list_places(self._held)
-            if (row := find_row(account.marks[place])) is not None
+            for place in holdings.groups.list_places(self._held)
+            if (row := find_row(holdings.marks[place])) is not None
         ]
         # In the order of the names, whichever was met first.
         kept.sort(key=lambda pair: order[pair[1].name])
@@ -207,28 +207,28 @@ class ReleasePartition:
         stays: dict[Group, list[int]] = {}
         for place, row in kept:
             move = moves.get(place)
-            group = row.name, account.graph.storages[place].device, self._explain(place, row, move)
+            group = row.name, holdings.graph.storages[place].device, self._explain(place, row, move)
             if move is not None and move.obstacle is None:
                 moved.setdefault(group, []).append(move)
             else:
                 stays.setdefault(group, []).append(place)
         for place in self.dying:
-            info = account.graph.storages[place]
+            info = holdings.graph.storages[place]
             source = _SOURCE_REASONS.get(info.source)
-            dying_row = find_row(account.marks[place])
+            dying_row = find_row(holdings.marks[place])
             if source is not None and dying_row is not None:
                 stays.setdefault((dying_row.name, info.device, source), []).append(place)
         return moved, stays, units
 
     def _find_moves(self, held: Sequence[int]) -> tuple[dict[int, Move], list[int]]:
         """Return the moves off the devices, by their storages, and the rows that move together."""
-        account = self.account
-        storages = account.graph.storages
+        holdings = self.holdings
+        storages = holdings.graph.storages
         left_out = {"exception"} if self._keep else {"exception", "out"}
         names = [row for row in self._rows if row.root not in left_out]
         owned: dict[int, bool] = {}
         if any(storages[place].device != HOST for place in held):
-            owned = list_owned(account, names, keep=self._keep)
+            owned = list_owned(holdings, names, keep=self._keep)
         movable = [
             place
             for place in held
@@ -236,12 +236,12 @@ class ReleasePartition:
             and storages[place].device != HOST
             and storages[place].source is MemorySource.OWN
         ]
-        return find_moves(account, names, movable, owned, dropped=self.dropped)
+        return find_moves(holdings, names, movable, owned, dropped=self.dropped)
 
     def _explain(self, place: int, row: Row, move: Move | None) -> Reason:
         """Return why a storage that others hold too is moved, or why it stays."""
-        account = self.account
-        info = account.graph.storages[place]
+        holdings = self.holdings
+        info = holdings.graph.storages[place]
         if move is not None and move.obstacle is not None:
             return move.obstacle
         if move is not None and self._keep:
@@ -252,28 +252,28 @@ class ReleasePartition:
             return Reason(ReasonKind.ON_HOST)
         if move is None and self._keep and row.root != "exception":
             return Reason(ReasonKind.NOT_A_PART)
-        return find_sharing(account, account.marks[place] & ~self.dropped)
+        return find_sharing(holdings, holdings.marks[place] & ~self.dropped)
 
     def _find_row(self, marks: int) -> Row | None:
         return next((row for row in self._rows if row.mark & marks), None)
 
 
 def describe_move(
-    account: Account, name: str, device: str, moves: Sequence[Move], reason: Reason | None = None
+    holdings: Holdings, name: str, device: str, moves: Sequence[Move], reason: Reason | None = None
 ) -> ReleaseMove:
     """Return the moves of one row's memory from or to a device, as they are shown together."""
     return ReleaseMove(
         path=name,
-        kind=find_kind_name(account.graph, account.rows[name].places[0]),
+        kind=find_kind_name(holdings.graph, holdings.rows[name].places[0]),
         device=device,
-        n_bytes=sum(account.graph.storages[move.place].n_bytes for move in moves),
+        n_bytes=sum(holdings.graph.storages[move.place].n_bytes for move in moves),
         reason=reason,
     )
 
 
-def find_sharing(account: Account, marks: int) -> Reason:
+def find_sharing(holdings: Holdings, marks: int) -> Reason:
     """Return who else holds memory that carries these marks."""
-    names = account.name_holders(marks & ~ELSEWHERE)
+    names = holdings.name_holders(marks & ~ELSEWHERE)
     n_named = len(names) if len(names) <= 4 else 3
     holders = list(names[:n_named])
     if marks & ELSEWHERE or not holders:
@@ -284,7 +284,7 @@ def find_sharing(account: Account, marks: int) -> Reason:
 # -- What the rows own, and how it moves -----------------------------------------------------------
 
 
-def list_owned(account: Account, rows: Sequence[Row], *, keep: bool) -> dict[int, bool]:
+def list_owned(holdings: Holdings, rows: Sequence[Row], *, keep: bool) -> dict[int, bool]:
     """Return the storages that these rows own, and whether each is part of a module or optimizer.
 
     * A module owns its parameters, buffers and their gradients, whoever else names them: half a
@@ -296,11 +296,11 @@ def list_owned(account: Account, rows: Sequence[Row], *, keep: bool) -> dict[int
     Where the rows stay, on the CPU (``keep``), what is in them belongs to them though another name
     is bound to it, or they would be torn in two.
     """
-    graph = account.graph
+    graph = holdings.graph
     starts = {row.places[0] for row in rows}
     foreign: set[int] = set()
     if not keep:
-        foreign = {row.places[0] for row in account.rows.values() if row.root == "name"} - starts
+        foreign = {row.places[0] for row in holdings.rows.values() if row.root == "name"} - starts
     chosen = join_marks(row.mark for row in rows)
     owned: dict[int, bool] = {}
     met = dict.fromkeys(starts, False)
@@ -313,7 +313,7 @@ def list_owned(account: Account, rows: Sequence[Row], *, keep: bool) -> dict[int
         is_joint = met[place] or is_one_of(
             type(graph.objects[place]), graph.reader.module_type, graph.reader.optimizer_type
         )
-        for target, is_part in _list_parts(account, place, chosen):
+        for target, is_part in _list_parts(holdings, place, chosen):
             # Once met by a lesser way, it is followed again where it turns out to be a part.
             is_new = target not in met or (is_joint and not met[target])
             if is_new and (is_part or target in met or target not in foreign):
@@ -322,9 +322,9 @@ def list_owned(account: Account, rows: Sequence[Row], *, keep: bool) -> dict[int
     return {place: is_joint for place, is_joint in owned.items() if place in graph.storages}
 
 
-def _list_parts(account: Account, place: int, chosen: int) -> Iterator[tuple[int, bool]]:
+def _list_parts(holdings: Holdings, place: int, chosen: int) -> Iterator[tuple[int, bool]]:
     """Yield what an object owns, and whether as an inseparable part."""
-    graph = account.graph
+    graph = holdings.graph
     kind, target = graph.kinds[place], graph.objects[place]
     cls, reader = type(target), graph.reader
     # These compute with memory, or have seen it, and do not own it.
@@ -342,7 +342,7 @@ def _list_parts(account: Account, place: int, chosen: int) -> Iterator[tuple[int
         values = list(dict.values(state)) if is_a(state, dict) else []
         yield from ((part, True) for part in _find_all(graph, values))
         for part in graph.find_tensors([read_attribute(target, "param_groups")]):
-            if not account.marks[part] & ~(chosen | ELSEWHERE):
+            if not holdings.marks[part] & ~(chosen | ELSEWHERE):
                 yield part, True
         return
     if is_one_of(cls, reader.module_type):
@@ -362,7 +362,7 @@ def _find_all(graph: Graph, targets: Iterable[object]) -> list[int]:
 class Move:
     """One storage and the tensors that are to live on without it."""
 
-    #: The storage's place in the account's graph.
+    #: The storage's place in the holdings' graph.
     place: int
     tensors: list[Any]
     device: str = HOST  #: the new one
@@ -371,7 +371,7 @@ class Move:
 
 
 def find_moves(
-    account: Account,
+    holdings: Holdings,
     rows: Sequence[Row],
     places: Sequence[int],
     owned: Mapping[int, bool],
@@ -384,7 +384,7 @@ def find_moves(
     part of a module or an optimizer can't be moved, none of its parts is.
 
     Args:
-        account: the walk.
+        holdings: the walk.
         rows: the rows that are released or restored.
         places: the storages.
         owned: what ``list_owned`` found for the rows.
@@ -394,16 +394,16 @@ def find_moves(
         The moves by storage, and for storages that are moved together or not at all the marks of
         the rows that reach them.
     """
-    with account.graph.reader.quiet():
-        inner = _find_inner(account.graph) if places else set()
-        moves = {place: _find_move(account, place, dropped, inner) for place in places}
+    with holdings.graph.reader.quiet():
+        inner = _find_inner(holdings.graph) if places else set()
+        moves = {place: _find_move(holdings, place, dropped, inner) for place in places}
     chosen = join_marks(row.mark for row in rows)
-    units = join_overlapping([account.marks[place] & chosen for place in moves])
+    units = join_overlapping([holdings.marks[place] & chosen for place in moves])
     for unit in units:
         parts = [
             move
             for place, move in moves.items()
-            if owned.get(place) and account.marks[place] & unit
+            if owned.get(place) and holdings.marks[place] & unit
         ]
         why = next((move.obstacle for move in parts if move.obstacle), None)
         if why is not None:
@@ -426,30 +426,30 @@ def join_overlapping(marks: Sequence[int]) -> list[int]:
     return units
 
 
-def _find_move(account: Account, place: int, dropped: int, inner: Container[int]) -> Move:
-    graph = account.graph
-    kept = [held for held in graph.tensors_on.get(place, ()) if account.marks[held] & ~dropped]
+def _find_move(holdings: Holdings, place: int, dropped: int, inner: Container[int]) -> Move:
+    graph = holdings.graph
+    kept = [held for held in graph.tensors_on.get(place, ()) if holdings.marks[held] & ~dropped]
     move = Move(place, [graph.objects[held] for held in kept])
-    obstacle = _find_holder_in_the_way(account, place, kept, dropped, inner)
+    obstacle = _find_holder_in_the_way(holdings, place, kept, dropped, inner)
     n_users = graph.reader.count_storage_users(graph.objects[place])
     if obstacle is None and n_users - 1 - graph.cpp_refs[place]:
         obstacle = ReasonKind.UNSEEN
     for tensor in move.tensors:
-        obstacle = obstacle or _find_obstacle(account, tensor)
+        obstacle = obstacle or _find_obstacle(holdings, tensor)
     move.obstacle = Reason(obstacle) if obstacle else None
     return move
 
 
 def _find_holder_in_the_way(
-    account: Account, place: int, kept: Sequence[int], dropped: int, inner: Container[int]
+    holdings: Holdings, place: int, kept: Sequence[int], dropped: int, inner: Container[int]
 ) -> ReasonKind | None:
     """Return why the holders of a storage's tensors do not let them move; ``None`` if they do."""
-    graph = account.graph
-    rows = [row for row in account.rows.values() if row.places[0] == place]
+    graph = holdings.graph
+    rows = [row for row in holdings.rows.values() if row.places[0] == place]
     if graph.python_refs[place] or any(not row.frees_marks & dropped for row in rows):
         return ReasonKind.STORAGE_HELD
     for held in kept:
-        if any(account.marks[node] & ~dropped for node in graph.saved_by.get(held, ())):
+        if any(holdings.marks[node] & ~dropped for node in graph.saved_by.get(held, ())):
             return ReasonKind.SAVED
         if held in inner:
             return ReasonKind.IMMOVABLE
@@ -479,8 +479,8 @@ def _find_inner(graph: Graph) -> set[int]:
     return inner
 
 
-def _find_obstacle(account: Account, tensor: Any) -> ReasonKind | None:
-    reader = account.graph.reader
+def _find_obstacle(holdings: Holdings, tensor: Any) -> ReasonKind | None:
+    reader = holdings.graph.reader
     if reader.is_dispatched(type(tensor)):
         return ReasonKind.IMMOVABLE
     parts = reader.read_tensor(tensor)

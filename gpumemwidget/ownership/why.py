@@ -33,7 +33,7 @@ from gpumemwidget.ownership.account import FULL_BUDGET_S, UNNAMED_ROOTS, take_me
 from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.graph.objects import name_class, paused_collector
 from gpumemwidget.ownership.graph.walk import flag_reaching
-from gpumemwidget.ownership.holdings import Account, add_up, take_account
+from gpumemwidget.ownership.holdings import Holdings, add_up, take_holdings
 from gpumemwidget.ownership.labels import (
     LENDER,
     UNSEEN,
@@ -113,17 +113,17 @@ def explain(shell: Shell, expression: str) -> Explanation:
     # With double quotes, as paths are spelled.
     expression = re.sub(r"\['([^'\"\]]*)'\]", r'["\1"]', expression.strip())
     with paused_collector():
-        account = take_account(shell, budget_s=FULL_BUDGET_S, depth="holders")
-        if account is None:
+        holdings = take_holdings(shell, budget_s=FULL_BUDGET_S, depth="holders")
+        if holdings is None:
             raise BadInputError("torch is not imported: no name holds a tensor yet")
-        target = _find_target(shell, account, expression)
+        target = _find_target(shell, holdings, expression)
         if target is None:
             value = shell.user_ns.get(expression)
             name = name_class(type(value))
             nothing = DeviceBytes()
-            cut = account.graph.find_cut()
+            cut = holdings.graph.find_cut()
             return Explanation(expression, "object", name, nothing, nothing, (), cut=cut)
-        return _Inquiry(account, target, expression).answer()
+        return _Inquiry(holdings, target, expression).answer()
 
 
 def explain_unnamed(shell: Shell, hardware: Hardware) -> Explanation:
@@ -171,12 +171,12 @@ def _cut_list(holders: Sequence[Holder], explanation: Explanation) -> Explanatio
 class _Inquiry:
     """The search for what holds the memory of one object."""
 
-    def __init__(self, account: Account, target: _Target, expression: str) -> None:
-        self._account = account
-        self._graph = account.graph
+    def __init__(self, holdings: Holdings, target: _Target, expression: str) -> None:
+        self._holdings = holdings
+        self._graph = holdings.graph
         self._target = target
         self._expression = expression
-        self._paths = account.find_paths()
+        self._paths = holdings.find_paths()
         self._reached = self._graph.reach(target.places)
         self._storages = self._reached & self._graph.storages.keys()
         self._own = self._find_own()
@@ -187,19 +187,19 @@ class _Inquiry:
         self._is_in_rubbish = False
 
     def answer(self) -> Explanation:
-        account, graph = self._account, self._graph
+        holdings, graph = self._holdings, self._graph
         place = min(self._target.places)
         self._add_roots()
         self._add_holders()
         self._add_unseen()
-        row = account.rows.get(self._expression)
+        row = holdings.rows.get(self._expression)
         if row is None:
-            held_bytes = account.sum_places(self._storages)
-            frees_bytes = account.sum_places(self._list_freed_alone() & self._storages)
+            held_bytes = holdings.sum_places(self._storages)
+            frees_bytes = holdings.sum_places(self._list_freed_alone() & self._storages)
             joint = None
         else:
-            held_bytes = account.sum_groups(account.groups.find(row.mark), rounded=True)
-            partition = ReleasePartition(account, [row.name])
+            held_bytes = holdings.sum_groups(holdings.groups.find(row.mark), rounded=True)
+            partition = ReleasePartition(holdings, [row.name])
             frees_bytes = partition.sum_dying()
             joint = partition.find_joint()
         return _cut_list(
@@ -214,14 +214,14 @@ class _Inquiry:
                 is_complete=graph.is_complete,
                 cure=self._find_cure(),
                 named_bytes=self._sum_named(),
-                slices=account.sum_slices(self._own),
+                slices=holdings.sum_slices(self._own),
                 joint=joint,
             ),
         )
 
     def _describe(self, ways: list[_Way]) -> Holder:
         storages = set().union(*(self._find_below(way.part) for way in ways))
-        root, held_bytes = ways[0].root, self._account.sum_places(storages)
+        root, held_bytes = ways[0].root, self._holdings.sum_places(storages)
         if root != "exception" or len(ways) == 1:
             path = _spell_together([way.path for way in ways])
             return Holder(path, root, self._find_fix(ways), held_bytes)
@@ -259,7 +259,7 @@ class _Inquiry:
             root = self._paths.find_root(place)
             assert root is not None
             by_word.setdefault(root.word, []).append(place)
-        sums = ((word, self._account.sum_places(places)) for word, places in by_word.items())
+        sums = ((word, self._holdings.sum_places(places)) for word, places in by_word.items())
         return tuple(sorted(sums, key=lambda pair: (-pair[1].total_bytes, pair[0])))
 
     # -- the part of the graph that it is about ----------------------------------------------------
@@ -297,7 +297,7 @@ class _Inquiry:
     # -- what leads into it ------------------------------------------------------------------------
 
     def _add_roots(self) -> None:
-        for root in self._account.list_roots():
+        for root in self._holdings.list_roots():
             if root.place in self._within:
                 self._ways.append(_Way(root.steps, root.place, root))
 
@@ -320,8 +320,8 @@ class _Inquiry:
 
     def _add_unseen(self) -> None:
         """Add the holders that reference counts show and no walk has met."""
-        known = {root.place for root in self._account.outer}
-        for place in self._account.elsewhere:
+        known = {root.place for root in self._holdings.outer}
+        for place in self._holdings.elsewhere:
             if place in known or place not in self._within or self._is_lent_within(place):
                 continue
             info = self._graph.storages.get(place)
@@ -340,10 +340,10 @@ class _Inquiry:
 
     def _list_starts(self, dropped: Container[str] = ()) -> set[int]:
         """Return where all that is held begins, without these roots."""
-        known = {root.place for root in self._account.outer}
-        roots = self._account.list_roots()
+        known = {root.place for root in self._holdings.outer}
+        roots = self._holdings.list_roots()
         starts = {root.place for root in roots if root.word not in dropped}
-        return starts | {held for held in self._account.elsewhere if held not in known}
+        return starts | {held for held in self._holdings.elsewhere if held not in known}
 
     def _list_freed(self, links: Container[tuple[int, int]], words: Container[str]) -> set[int]:
         """Return the storages that nothing holds any more once these are taken away."""
@@ -361,7 +361,7 @@ class _Inquiry:
         """Return what a person does about ways that differ in indices alone."""
         first, last = (find_fix(way.root, self._list_steps(way)) for way in (ways[0], ways[-1]))
         # The registry has it itself, and not what leads to it.
-        is_asked = self._expression in self._account.rows and len(ways[0].steps) == 2
+        is_asked = self._expression in self._holdings.rows and len(ways[0].steps) == 2
         if first.kind is FixKind.CLOSE_WIDGETS and is_asked:
             return Fix(FixKind.CLOSE, self._expression)
         if first == last:
@@ -384,7 +384,7 @@ class _Inquiry:
             return None
         if root.kind in ("out", "exception"):
             fix = find_fix(root.kind, root.steps)
-            rows = (row.name for row in self._account.rows.values() if row.root == root.kind)
+            rows = (row.name for row in self._holdings.rows.values() if row.root == root.kind)
             return _Cut(fix, words=frozenset({fix.path} if fix.path.startswith("Out[") else rows))
         fix = self._find_fix([way])
         if root.kind == "module" and fix.kind in (FixKind.CLOSE, FixKind.CLOSE_WIDGETS):
@@ -415,19 +415,19 @@ class _Inquiry:
         # To close a widget closes its channel too, of which only the kernel knows.
         edges = self._graph.edges
         widgets = {way.part} if fix.kind is FixKind.CLOSE else {*edges[root.place]}
-        closing = {root.place, *self._account.elsewhere}
+        closing = {root.place, *self._holdings.elsewhere}
         pairs = ((place, part) for place in closing for part in edges[place] if part in widgets)
         return _Cut(fix, links=frozenset(pairs))
 
     def _join_ways(self) -> Iterator[_Way]:
         """Yield the ways, and for several from a variable with nothing else the variable alone."""
-        account = self._account
+        holdings = self._holdings
         by_word: dict[str, list[_Way]] = {}
         for way in self._ways:
             by_word.setdefault("" if way.begin is None else way.begin.word, []).append(way)
         for word, ways in by_word.items():
-            row = account.rows.get(word)
-            if row is None or len(ways) == 1 or set(account.list_storages(row.mark)) - self._own:
+            row = holdings.rows.get(word)
+            if row is None or len(ways) == 1 or set(holdings.list_storages(row.mark)) - self._own:
                 yield from ways
             else:
                 root = Root(row.places[0], word, row.root)
@@ -435,7 +435,7 @@ class _Inquiry:
 
     def _find_cure(self) -> Cure | None:
         """Return what frees most of the object's own memory, if that is a few commands."""
-        account = self._account
+        holdings = self._holdings
         cuts: dict[Fix, list[_Cut]] = {}
         for way in self._join_ways():
             cut = self._find_cut(way)
@@ -448,14 +448,14 @@ class _Inquiry:
         links = frozenset[tuple[int, int]]().union(*(cut.links for cut in found))
         words = frozenset[str]().union(*(cut.words for cut in found))
         freed = self._list_freed(links, words)
-        own_bytes = account.sum_places(self._own).total_bytes
-        if not 0 < own_bytes <= 2 * account.sum_places(self._own & freed).total_bytes:
+        own_bytes = holdings.sum_places(self._own).total_bytes
+        if not 0 < own_bytes <= 2 * holdings.sum_places(self._own & freed).total_bytes:
             return None
-        if links or not words <= account.rows.keys():
-            marks = account.find_marks(words & account.rows.keys())
-            frees_bytes = account.sum_places(freed, dropped=marks)
+        if links or not words <= holdings.rows.keys():
+            marks = holdings.find_marks(words & holdings.rows.keys())
+            frees_bytes = holdings.sum_places(freed, dropped=marks)
         else:
-            frees_bytes = ReleasePartition(account, sorted(words)).frees_bytes
+            frees_bytes = ReleasePartition(holdings, sorted(words)).frees_bytes
         # ``%memrelease`` makes these.
         kinds = (FixKind.RELEASE_ROW, FixKind.RELEASE_DISPLAYED, FixKind.RELEASE_EXCEPTIONS)
         rows = [fix for fix in cuts if fix.kind in kinds]
@@ -485,10 +485,10 @@ class _Inquiry:
         return False
 
 
-def _find_target(shell: Shell, account: Account, text: str) -> _Target | None:
+def _find_target(shell: Shell, holdings: Holdings, text: str) -> _Target | None:
     """Return the object that an expression names; ``None`` for a variable without memory."""
-    places = {word: row.places for word, row in account.rows.items()}
-    for root in account.outer:
+    places = {word: row.places for word, row in holdings.rows.items()}
+    for root in holdings.outer:
         if root.kind != "nowhere":
             # Modules and running functions: %memvars has their paths too.
             places.setdefault(root.word, []).append(root.place)
@@ -498,16 +498,16 @@ def _find_target(shell: Shell, account: Account, text: str) -> _Target | None:
         if text in shell.list_user_names():
             return None
         raise _describe_unknown(shell, text, words)
-    starts = [place for place in places[word] if account.marks[place]]
+    starts = [place for place in places[word] if holdings.marks[place]]
     if text == word:
         return _Target(frozenset(starts)) if starts else None
-    paths = account.find_paths()
+    paths = holdings.find_paths()
     found = (paths.find_part(start, word, text) for start in starts)
     target = next((part for part in found if part is not None), None)
     if target is not None:
         place, parent = target
         return _Target(frozenset({place}), parent)
-    cut = "" if account.graph.is_complete else " in the objects that could be looked at in time"
+    cut = "" if holdings.graph.is_complete else " in the objects that could be looked at in time"
     raise BadInputError(
         f"{text[len(word) :]!r} of {word} was not found{cut}, or holds no memory: it may be "
         "computed by code, which is not run; bind it to a name, or take a path from "

@@ -41,7 +41,7 @@ from gpumemwidget.ownership.graph.objects import (
     read_locals,
 )
 from gpumemwidget.ownership.graph.torch_reader import find_torch
-from gpumemwidget.ownership.holdings import Account, join_marks, take_account
+from gpumemwidget.ownership.holdings import Holdings, join_marks, take_holdings
 from gpumemwidget.ownership.partition import ReleasePartition
 from gpumemwidget.ownership.shell import LAST_EXCEPTION, Shell, ShellReference
 
@@ -89,11 +89,11 @@ def draw_up(
     user_names = tuple(name for name in names if name not in ipython_rows)
     check_bound(shell, user_names, rows=ipython_rows)
     refusal = find_capture()
-    account: Account | None = None
+    holdings: Holdings | None = None
     if not refusal:
         blocks = read_blocks(shell, hardware)
-        account = take_account(shell, budget_s=RELEASE_BUDGET_S, blocks=blocks)
-        check_functions(shell, user_names, account)
+        holdings = take_holdings(shell, budget_s=RELEASE_BUDGET_S, blocks=blocks)
+        check_functions(shell, user_names, holdings)
 
     out_rows = () if keep else tuple(name for name in names if ipython_rows.get(name) == "out")
     if LAST_EXCEPTION in names and not keep:
@@ -113,31 +113,31 @@ def draw_up(
         host_needed_bytes=DeviceBytes(),
         host_available_bytes=hardware.available_host_bytes(),
         refusal=refusal,
-        empty_names=tuple(name for name in user_names if not holds_memory(account, name)),
+        empty_names=tuple(name for name in user_names if not holds_memory(holdings, name)),
         caches=hardware.list_caches() if request.libraries else (),
     )
-    if account is not None:
-        plan = _plan_memory(plan, targets, account)
-        plan = replace(plan, refusal=find_user(shell, account, names) or plan.refusal)
+    if holdings is not None:
+        plan = _plan_memory(plan, targets, holdings)
+        plan = replace(plan, refusal=find_user(shell, holdings, names) or plan.refusal)
     return targets, plan
 
 
-def _plan_memory(plan: ReleasePlan, targets: ReleaseTargets, account: Account) -> ReleasePlan:
+def _plan_memory(plan: ReleasePlan, targets: ReleaseTargets, holdings: Holdings) -> ReleasePlan:
     """Return the plan with what it frees, moves and leaves; ``targets`` get the storages."""
     request = plan.request
     partition = ReleasePartition(
-        account,
+        holdings,
         request.names,
         keep=request.keep,
         out=request.out,
         exceptions=request.exceptions,
     )
     targets.partition = partition
-    targets.cycles = _find_cycles(account, partition.dropped)
+    targets.cycles = _find_cycles(holdings, partition.dropped)
     moved = partition.list_moved()
     needed = DeviceBytes()
     if moved:
-        copied = account.sum_places(moved, rounded=False)
+        copied = holdings.sum_places(moved, rounded=False)
         needed = replace(copied, by_device=((HOST, copied.total_bytes),))
     available = plan.host_available_bytes
     refusal = None
@@ -146,12 +146,12 @@ def _plan_memory(plan: ReleasePlan, targets: ReleaseTargets, account: Account) -
     return replace(
         plan,
         moves=partition.describe_moves(),
-        frees_bytes=account.sum_places(partition.list_going(), dropped=partition.dropped),
-        collects_bytes=account.sum_places(account.list_rubbish()),
+        frees_bytes=holdings.sum_places(partition.list_going(), dropped=partition.dropped),
+        collects_bytes=holdings.sum_places(holdings.list_rubbish()),
         host_needed_bytes=needed,
         refusal=refusal,
         stays=partition.list_stays(),
-        cut=account.graph.find_cut(),
+        cut=holdings.graph.find_cut(),
         joint=partition.find_joint(),
     )
 
@@ -169,14 +169,14 @@ def find_references(
     ]
 
 
-def _find_cycles(account: Account, dropped: int) -> list[weakref.ref[Any]]:
+def _find_cycles(holdings: Holdings, dropped: int) -> list[weakref.ref[Any]]:
     """Return tensors that only what is dropped holds (marks), or nothing, and that hold themselves.
 
     A gradient with a graph (``backward(create_graph=True)``) and its parameter hold each other in
     C++ (https://github.com/pytorch/pytorch/issues/71068), and so do a tensor and a view or result
     of it that is one of its attributes: the garbage collector sees no cycle there.
     """
-    graph, marks = account.graph, account.marks
+    graph, marks = holdings.graph, holdings.marks
     if not graph.is_complete:
         # A holder that was not met may still use them.
         return []
@@ -238,13 +238,13 @@ def find_part(shell: Shell, names: Sequence[str]) -> str | None:
     return next((name for name, part in parts if part is not None and part[1] in known), None)
 
 
-def holds_memory(account: Account | None, name: str) -> bool:
+def holds_memory(holdings: Holdings | None, name: str) -> bool:
     """Return whether a variable was seen to lead to tensor memory."""
-    row = None if account is None else account.rows.get(name)
-    return account is not None and row is not None and bool(account.list_storages(row.mark))
+    row = None if holdings is None else holdings.rows.get(name)
+    return holdings is not None and row is not None and bool(holdings.list_storages(row.mark))
 
 
-def check_functions(shell: Shell, names: Sequence[str], account: Account | None) -> None:
+def check_functions(shell: Shell, names: Sequence[str], holdings: Holdings | None) -> None:
     """Refuse functions and classes, unless they hold memory (in a closure, a cache).
 
     Raises:
@@ -253,8 +253,8 @@ def check_functions(shell: Shell, names: Sequence[str], account: Account | None)
     for name in names:
         code_types = (FunctionType, BuiltinFunctionType, MethodType, type)
         is_code = is_one_of(type(shell.user_ns[name]), *code_types)
-        if is_code and not holds_memory(account, name):
-            is_cut = account is not None and not account.graph.is_complete
+        if is_code and not holds_memory(holdings, name):
+            is_cut = holdings is not None and not holdings.graph.is_complete
             found = "was not seen to hold" if is_cut else "holds no"
             raise BadInputError(
                 f"{name!r} is a function or a class and {found} tensor memory: name variables; "
@@ -293,19 +293,19 @@ def _is_capturing(torch: Any) -> bool:
     return False
 
 
-def find_user(shell: Shell, account: Account, names: Sequence[str]) -> Stop | None:
+def find_user(shell: Shell, holdings: Holdings, names: Sequence[str]) -> Stop | None:
     """Return which other thread uses what these rows hold; ``None`` if none does.
 
     A thread uses it if one of its running functions has one of the tensors, modules or optimizers
     in a variable, or mentions one of the names.
     """
-    graph, reader = account.graph, account.graph.reader
-    rows = [account.rows[name] for name in names if name in account.rows]
+    graph, reader = holdings.graph, holdings.graph.reader
+    rows = [holdings.rows[name] for name in names if name in holdings.rows]
     marks = join_marks(row.mark for row in rows)
     chosen = {
         id(graph.objects[place])
         for place, kind in enumerate(graph.kinds)
-        if account.marks[place] & marks
+        if holdings.marks[place] & marks
         and (
             kind is Kind.TENSOR
             or is_one_of(type(graph.objects[place]), reader.module_type, reader.optimizer_type)

@@ -44,7 +44,7 @@ from gpumemwidget.model.releases import (
 )
 from gpumemwidget.ownership.graph.objects import read_attributes
 from gpumemwidget.ownership.graph.torch_reader import find_torch, round_up
-from gpumemwidget.ownership.holdings import Account, add_up, take_account
+from gpumemwidget.ownership.holdings import Holdings, add_up, take_holdings
 from gpumemwidget.ownership.partition import Move, describe_move, find_moves, list_owned
 from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.releasing.plan import (
@@ -115,9 +115,9 @@ class _Release:
         if plan.refusal is None:
             partition = targets.partition
             if partition is not None:
-                self._watched = watch_storages(partition.account, partition.list_going())
+                self._watched = watch_storages(partition.holdings, partition.list_going())
                 stays = partition.stays.values()
-                self._staying = [watch_storages(partition.account, places) for places in stays]
+                self._staying = [watch_storages(partition.holdings, places) for places in stays]
             del partition
             try:
                 for kind, act in acts.items():
@@ -204,9 +204,9 @@ class _Release:
         try:
             for path, moves in () if partition is None else partition.units:
                 assert partition is not None
-                graph = partition.account.graph
+                graph = partition.holdings.graph
                 self._at = f"{path}: "
-                made = carry_out(partition.account, moves)
+                made = carry_out(partition.holdings, moves)
                 devices = [graph.storages[move.place].device for move in moves]
                 original_devices.note(graph.reader.torch, made, devices)
                 n_tensors += sum(len(move.tensors) for move in moves)
@@ -318,17 +318,17 @@ def execute_restore(shell: Shell, hardware: Hardware, names: Sequence[str]) -> R
         KeyboardInterrupt: a Ctrl-C came before anything was changed.
     """
     before = hardware.read_exact()
-    plan, account, moves = _draw_up(shell, names)
+    plan, holdings, moves = _draw_up(shell, names)
     stopped, is_interrupted = plan.refusal, False
     result = StepResult()
     remains: tuple[Remnant, ...] = ()
     watched: list[WatchedStorage] = []
-    if stopped is None and account is not None:
-        watched = watch_storages(account, [move.place for move in moves])
+    if stopped is None and holdings is not None:
+        watched = watch_storages(holdings, [move.place for move in moves])
         n_tensors = sum(len(move.tensors) for move in moves)
         result = StepResult(n_tensors=n_tensors, n_bytes=sum(move.n_bytes for move in plan.moves))
         try:
-            carry_out(account, moves)
+            carry_out(holdings, moves)
         except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - in the report
             is_interrupted = isinstance(exc, KeyboardInterrupt)
             kind = StopKind.INTERRUPTED if is_interrupted else StopKind.FAILED
@@ -337,7 +337,7 @@ def execute_restore(shell: Shell, hardware: Hardware, names: Sequence[str]) -> R
             result = StepResult()
             # The copies that were made before it failed are gone; so is what was cached of it.
             hardware.empty_cache()
-    del account, moves
+    del holdings, moves
     after = hardware.read_exact()
     if stopped is None:
         try:
@@ -358,7 +358,7 @@ def execute_restore(shell: Shell, hardware: Hardware, names: Sequence[str]) -> R
 # -- The plan --------------------------------------------------------------------------------------
 
 
-def _draw_up(shell: Shell, names: Sequence[str]) -> tuple[RestorePlan, Account | None, list[Move]]:
+def _draw_up(shell: Shell, names: Sequence[str]) -> tuple[RestorePlan, Holdings | None, list[Move]]:
     """Return the plan, and the walk and the moves that carry it out."""
     names = check_names(names)
     if not names:
@@ -366,16 +366,16 @@ def _draw_up(shell: Shell, names: Sequence[str]) -> tuple[RestorePlan, Account |
     rows = {reference.row: reference.root for reference in shell.list_references()}
     check_bound(shell, [name for name in names if name not in rows], rows=rows)
     refusal = find_capture()
-    account = take_account(shell, budget_s=RELEASE_BUDGET_S) if refusal is None else None
+    holdings = take_holdings(shell, budget_s=RELEASE_BUDGET_S) if refusal is None else None
     moves: list[Move] = []
     shown: tuple[ReleaseMove, ...] = ()
     stays: tuple[ReleaseStay, ...] = ()
     needs: list[tuple[str, int]] = []
-    if account is not None:
-        moves, shown, stays = _find_moves(account, names)
-        infos = account.graph.storages
+    if holdings is not None:
+        moves, shown, stays = _find_moves(holdings, names)
+        infos = holdings.graph.storages
         needs = [(m.device, round_up(infos[m.place].n_bytes, m.device)) for m in moves]
-        refusal = find_user(shell, account, names)
+        refusal = find_user(shell, holdings, names)
     if refusal is None and not shown:
         refusal = Stop(StopKind.IMMOVABLE if stays else StopKind.NOT_ON_HOST, name=names[0])
     plan = RestorePlan(
@@ -383,32 +383,32 @@ def _draw_up(shell: Shell, names: Sequence[str]) -> tuple[RestorePlan, Account |
         moves=shown,
         needs_bytes=DeviceBytes(
             add_up(needs),
-            is_at_least=account is not None and not account.graph.is_complete,
+            is_at_least=holdings is not None and not holdings.graph.is_complete,
         ),
         refusal=refusal,
         stays=stays,
     )
-    return plan, account, moves
+    return plan, holdings, moves
 
 
 def _find_moves(
-    account: Account, names: Sequence[str]
+    holdings: Holdings, names: Sequence[str]
 ) -> tuple[list[Move], tuple[ReleaseMove, ...], tuple[ReleaseStay, ...]]:
     """Return the moves, what a person sees of them, and what can't be brought back."""
-    graph = account.graph
-    rows = [account.rows[name] for name in names if name in account.rows]
+    graph = holdings.graph
+    rows = [holdings.rows[name] for name in names if name in holdings.rows]
     # Each storage belongs to the first row that reaches it.
     reached: dict[int, str] = {}
     for row in rows:
-        for place in account.list_storages(row.mark):
+        for place in holdings.list_storages(row.mark):
             reached.setdefault(place, row.name)
     devices = {
         place: device
         for place in reached
         if (device := original_devices.find(graph.objects[place])) is not None
     }
-    owned = list_owned(account, rows, keep=True)
-    found, _ = find_moves(account, rows, list(devices), owned)
+    owned = list_owned(holdings, rows, keep=True)
+    found, _ = find_moves(holdings, rows, list(devices), owned)
     for place, device in devices.items():
         found[place].device = device
     moves: dict[tuple[str, str], list[Move]] = {}
@@ -423,9 +423,9 @@ def _find_moves(
             stays.setdefault((name, Reason(ReasonKind.NOT_MOVED)), []).append(place)
     return (
         [move for group in moves.values() for move in group],
-        tuple(describe_move(account, *key, group) for key, group in moves.items()),
+        tuple(describe_move(holdings, *key, group) for key, group in moves.items()),
         tuple(
-            ReleaseStay(name, HOST, account.sum_places(places, rounded=False), reason)
+            ReleaseStay(name, HOST, holdings.sum_places(places, rounded=False), reason)
             for (name, reason), places in stays.items()
         ),
     )

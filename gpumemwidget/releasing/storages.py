@@ -21,7 +21,7 @@ from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ownership import DeviceBytes
 from gpumemwidget.model.releases import UNCOUNTED, ReleaseStay, Remnant
 from gpumemwidget.ownership.graph.torch_reader import StorageInfo
-from gpumemwidget.ownership.holdings import Account, sum_storages, take_account
+from gpumemwidget.ownership.holdings import Holdings, sum_storages, take_holdings
 from gpumemwidget.ownership.labels import UNNAMED, UNSEEN, spell_steps
 from gpumemwidget.ownership.partition import Move
 from gpumemwidget.ownership.paths import Paths
@@ -40,7 +40,7 @@ _MOST_NAMED = 5
 WatchedStorage: TypeAlias = "tuple[Any, StorageInfo]"
 
 
-def carry_out(account: Account, moves: Sequence[Move]) -> list[Any]:
+def carry_out(holdings: Holdings, moves: Sequence[Move]) -> list[Any]:
     """Move the storages, all of them or none: one object's parts belong together.
 
     Returns:
@@ -49,7 +49,7 @@ def carry_out(account: Account, moves: Sequence[Move]) -> list[Any]:
     Raises:
         RuntimeError: there was no memory, or a tensor refused; what was moved is back as it was.
     """
-    graph = account.graph
+    graph = holdings.graph
     base: Any = graph.reader.tensor_type
     torch = graph.reader.torch
     undo: list[tuple[Any, Any]] = []
@@ -176,9 +176,9 @@ class OriginalDevices:
 original_devices = OriginalDevices()
 
 
-def watch_storages(account: Account, places: Iterable[int]) -> list[WatchedStorage]:
-    """Return references to the storages at these places of the account's graph."""
-    graph = account.graph
+def watch_storages(holdings: Holdings, places: Iterable[int]) -> list[WatchedStorage]:
+    """Return references to the storages at these places of the holdings' graph."""
+    graph = holdings.graph
     refer = graph.reader.torch.multiprocessing.reductions.StorageWeakRef
     return [(refer(graph.objects[place]), graph.storages[place]) for place in dict.fromkeys(places)]
 
@@ -203,11 +203,11 @@ def list_remains(shell: Shell, watched: Sequence[WatchedStorage]) -> list[Remnan
     alive = [(reference, info) for reference, info in watched if not reference.expired()]
     if sum(info.n_bytes for _, info in alive) <= TOLERANCE_BYTES:
         return []
-    account = take_account(shell, budget_s=5.0, depth="holders")
-    paths = None if account is None else account.find_paths()
+    holdings = take_holdings(shell, budget_s=5.0, depth="holders")
+    paths = None if holdings is None else holdings.find_paths()
     sums: Counter[tuple[str, tuple[str, ...]]] = Counter()
     for reference, info in alive:
-        sums[info.device, _name_holders(account, paths, reference.cdata)] += info.n_bytes
+        sums[info.device, _name_holders(holdings, paths, reference.cdata)] += info.n_bytes
     found = sums.most_common()
     remains = [
         Remnant(n_bytes, device, holders) for (device, holders), n_bytes in found[:_MOST_NAMED]
@@ -216,21 +216,21 @@ def list_remains(shell: Shell, watched: Sequence[WatchedStorage]) -> list[Remnan
     return [*remains, Remnant(rest)] if rest else remains
 
 
-def _name_holders(account: Account | None, paths: Paths | None, handle: int) -> tuple[str, ...]:
+def _name_holders(holdings: Holdings | None, paths: Paths | None, handle: int) -> tuple[str, ...]:
     """Return the best path to a storage, and the other rows that reach it."""
-    if account is None or paths is None:
+    if holdings is None or paths is None:
         return (UNNAMED,)
-    storage = account.graph.reader.storage_type._new_with_weak_ptr(handle)  # noqa: SLF001 - has no public name
-    place = None if storage is None else account.graph.find(storage)
+    storage = holdings.graph.reader.storage_type._new_with_weak_ptr(handle)  # noqa: SLF001 - has no public name
+    place = None if storage is None else holdings.graph.find(storage)
     if place is None:
         return (UNNAMED,)
-    tensors = account.graph.tensors_on.get(place, []) or [place]
+    tensors = holdings.graph.tensors_on.get(place, []) or [place]
     best = min(tensors, key=paths.rank)
     root = paths.find_root(best)
     if root is None:
         # Garbage that waits for its collection, or memory held in C++.
         return (UNSEEN,)
-    others = [name for name in account.name_holders(account.marks[place]) if name != root.word]
+    others = [name for name in holdings.name_holders(holdings.marks[place]) if name != root.word]
     return (spell_steps(paths.list_steps(best)), *others[:_MOST_NAMED])
 
 

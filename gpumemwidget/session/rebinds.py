@@ -26,7 +26,7 @@ from gpumemwidget.ownership.graph.objects import (
 )
 from gpumemwidget.ownership.graph.torch_reader import TorchReader, find_torch
 from gpumemwidget.ownership.graph.walk import Graph
-from gpumemwidget.ownership.holdings import ELSEWHERE, Account, join_marks, take_account
+from gpumemwidget.ownership.holdings import ELSEWHERE, Holdings, join_marks, take_holdings
 from gpumemwidget.ownership.labels import spell_steps
 from gpumemwidget.ownership.paths import Paths, Root, Steps, find_fix
 from gpumemwidget.recording.monitor import Callbacks
@@ -204,38 +204,39 @@ def find_holders(shell: Shell, old: OldValue, *, budget_s: float) -> tuple[tuple
         return []
 
     with paused_collector():
-        account = take_account(shell, budget_s=budget_s, depth="holders", enter_more=enter_old)
-        if account is None or not account.graph.is_complete:
+        holdings = take_holdings(shell, budget_s=budget_s, depth="holders", enter_more=enter_old)
+        if holdings is None or not holdings.graph.is_complete:
             return ()
-        place, new = account.graph.find(old.ref()), account.graph.find(shell.user_ns.get(old.name))
+        graph = holdings.graph
+        place, new = graph.find(old.ref()), graph.find(shell.user_ns.get(old.name))
         if place is None or new is None:
             return ()
-        storages = read_storages(account.graph.reader, old.ref())
-        infos = account.graph.storages.items()
+        storages = read_storages(graph.reader, old.ref())
+        infos = graph.storages.items()
         memory = [at for at, info in infos if (info.device, info.address) in storages]
-        marks = join_marks(account.marks[held] for held in (place, *memory))
+        marks = join_marks(holdings.marks[held] for held in (place, *memory))
         if not marks:  # Nothing leads to it: it waits for the garbage collector.
-            return ((_name_cycle(account, place, old.name), Fix(FixKind.COLLECT)),)
+            return ((_name_cycle(holdings, place, old.name), Fix(FixKind.COLLECT)),)
         if marks & ELSEWHERE:
             return ()
         found = []
-        for row in account.rows.values():
+        for row in holdings.rows.values():
             if not row.mark & marks:
                 continue
             roots = [Root(start, row.name, row.root) for start in row.places]
             # There are none if the row has the object's memory alone.
-            steps = Paths(account.graph, roots).list_steps(place)
+            steps = Paths(graph, roots).list_steps(place)
             # A holder of the new value too, as a trainer of two models is, has both on purpose.
-            if row.mark & account.marks[new] or (row.root == "name" and _is_kept(steps)):
+            if row.mark & holdings.marks[new] or (row.root == "name" and _is_kept(steps)):
                 return ()
             found.append((spell_steps(steps) or row.name, find_fix(row.root, roots[0].steps)))
         return tuple(found)
 
 
-def _name_cycle(account: Account, start: int, name: str) -> str:
+def _name_cycle(holdings: Holdings, start: int, name: str) -> str:
     """Return the shortest way from an object back to itself: ``model.owner.model``."""
-    paths = Paths(account.graph, [Root(start, name, "name")])
-    ends = [place for place, edges in enumerate(account.graph.edges) if start in edges]
+    paths = Paths(holdings.graph, [Root(start, name, "name")])
+    ends = [place for place, edges in enumerate(holdings.graph.edges) if start in edges]
     ways = [paths.name_part(place, start) for place in ends if paths.find_root(place) is not None]
     return min(map(spell_steps, ways), key=len, default=name)
 

@@ -15,7 +15,7 @@ from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ownership import DeviceBytes, JointRelease
 from gpumemwidget.model.releases import ReleaseSum
 from gpumemwidget.ownership.account import describe_rows, sum_frees
-from gpumemwidget.ownership.holdings import take_account
+from gpumemwidget.ownership.holdings import take_holdings
 from tests.ownership.notebook import Notebook
 
 
@@ -222,11 +222,11 @@ def test_when_there_is_no_time_to_find_out_what_would_be_moved(notebook: Noteboo
         "model = torch.nn.Linear(10, 1); model.own = torch.ones(7)\n"
         "kept = model.weight; alone = torch.ones(11)"
     )
-    account = take_account(notebook.shell, budget_s=10.0, depth="rows")
-    assert account is not None
+    holdings = take_holdings(notebook.shell, budget_s=10.0, depth="rows")
+    assert holdings is not None
 
-    exact = {row.name: row for row in describe_rows(account)}
-    late = {row.name: row for row in describe_rows(account, deadline_s=0.0)}
+    exact = {row.name: row for row in describe_rows(holdings)}
+    late = {row.name: row for row in describe_rows(holdings, deadline_s=0.0)}
 
     assert exact["model"].frees_bytes == DeviceBytes(((HOST, 4 * (10 + 1 + 7)),))
     assert late["model"].frees_bytes == DeviceBytes(((HOST, 4 * (1 + 7)),), is_at_least=True)

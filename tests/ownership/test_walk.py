@@ -8,7 +8,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from gpumemwidget.model.ownership import DeviceBytes
 from gpumemwidget.ownership.graph.torch_reader import MOST_NODES
-from gpumemwidget.ownership.holdings import take_account
+from gpumemwidget.ownership.holdings import take_holdings
 from tests.ownership.hostile import boom
 from tests.ownership.notebook import Notebook
 
@@ -61,12 +61,12 @@ def test_after_backward_the_graph_has_nothing_saved(notebook: Notebook) -> None:
 def test_a_huge_container_does_not_starve_the_others(notebook: Notebook) -> None:
     """When the time is over what was small is known, and all rows say that they are at least."""
     notebook.put(x=[[{}] for _ in range(200_000)], y={"deep": [{"t": torch.ones(10)}]})
-    account = take_account(notebook.shell, budget_s=0.02)
-    assert account is not None
+    holdings = take_holdings(notebook.shell, budget_s=0.02)
+    assert holdings is not None
 
-    held = account.sum_held(account.rows["y"].mark)
+    held = holdings.sum_held(holdings.rows["y"].mark)
 
-    assert not account.graph.is_complete
+    assert not holdings.graph.is_complete
     assert held == DeviceBytes((("host", 40),), is_at_least=True)
 
 
@@ -83,10 +83,10 @@ def test_a_graph_too_deep_to_look_at_is_left_alone(notebook: Notebook) -> None:
     del loss
 
     first, second = notebook.list_rows()["x"], notebook.list_rows()["x"]
-    account = take_account(notebook.shell, budget_s=10.0)
-    assert account is not None
-    keeps_nodes = account.graph.reader.cpp_holds_node
-    del account
+    holdings = take_holdings(notebook.shell, budget_s=10.0)
+    assert holdings is not None
+    keeps_nodes = holdings.graph.reader.cpp_holds_node
+    del holdings
     notebook.release("x")
 
     assert first.held_bytes.is_at_least is keeps_nodes
@@ -106,8 +106,8 @@ def test_nodes_that_are_gone_make_room_for_others(notebook: Notebook) -> None:
     others = [(notebook,) for _ in range(60_000)]
     notebook.put(y=torch.ones(10, requires_grad=True) * 2)
 
-    account = take_account(notebook.shell, budget_s=10.0)
+    holdings = take_holdings(notebook.shell, budget_s=10.0)
 
-    assert account is not None
-    assert account.graph.is_complete
+    assert holdings is not None
+    assert holdings.graph.is_complete
     assert len(others) == 60_000

@@ -12,26 +12,26 @@ import pytest
 import torch
 
 from gpumemwidget.model.releases import Reason, ReasonKind
-from gpumemwidget.ownership.holdings import Account, take_account
+from gpumemwidget.ownership.holdings import Holdings, take_holdings
 from gpumemwidget.ownership.partition import Move, find_moves
 from gpumemwidget.releasing import storages
 from gpumemwidget.releasing.storages import carry_out
 from tests.ownership.notebook import Notebook, refuse_to_clone
 
 
-def _find(notebook: Notebook, *, dropped: str = "") -> tuple[Account, list[Move]]:
-    account = take_account(notebook.shell, budget_s=10.0)
-    assert account is not None
-    places = sorted(account.graph.storages)
-    marks = account.rows[dropped].frees_marks if dropped else 0
-    moves, _ = find_moves(account, [], places, {}, dropped=marks)
-    return account, list(moves.values())
+def _find(notebook: Notebook, *, dropped: str = "") -> tuple[Holdings, list[Move]]:
+    holdings = take_holdings(notebook.shell, budget_s=10.0)
+    assert holdings is not None
+    places = sorted(holdings.graph.storages)
+    marks = holdings.rows[dropped].frees_marks if dropped else 0
+    moves, _ = find_moves(holdings, [], places, {}, dropped=marks)
+    return holdings, list(moves.values())
 
 
 def _move_all(notebook: Notebook) -> None:
-    account, moves = _find(notebook)
+    holdings, moves = _find(notebook)
     assert [move.obstacle for move in moves] == [None] * len(moves)
-    carry_out(account, moves)
+    carry_out(holdings, moves)
 
 
 def test_lazily_conjugated_and_negated_tensors_keep_their_values(notebook: Notebook) -> None:
@@ -100,7 +100,7 @@ def test_a_move_that_is_interrupted_twice_is_undone_all_the_same(
     first, second, third = torch.ones(10), torch.zeros(15), torch.zeros(20)
     addresses = [each.data_ptr() for each in (first, second, third)]
     notebook.put(a=first, b=second, c=third)
-    account, moves = _find(notebook)
+    holdings, moves = _find(notebook)
     failed = refuse_to_clone(monkeypatch, n_bytes=80, make_error=KeyboardInterrupt)
     mode_of = storages._mode_of
     interrupts = iter([KeyboardInterrupt, KeyboardInterrupt])
@@ -114,7 +114,7 @@ def test_a_move_that_is_interrupted_twice_is_undone_all_the_same(
     monkeypatch.setattr(storages, "_mode_of", interrupt)
 
     with pytest.raises(KeyboardInterrupt):
-        carry_out(account, moves)
+        carry_out(holdings, moves)
 
     assert [each.data_ptr() for each in (first, second, third)] == addresses
     assert next(interrupts, None) is None
