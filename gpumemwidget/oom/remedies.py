@@ -88,7 +88,7 @@ def find_remedies(
         taken = None
         if at_oom is None:
             taken, _ = describe_memory(holdings, shell, hardware, blocks, event.device)
-            devices = {holdings.device: holdings for holdings in taken.devices}
+            devices = {part.device: part for part in taken.devices}
             at_oom = devices.get(event.device)
         remedies: list[Remedy] = []
         if holdings is not None:
