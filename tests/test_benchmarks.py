@@ -148,7 +148,7 @@ def test_a_history_is_written_as_it_is_replayed(
     allocator = CachingAllocator(1 << 30)
     history: list[dict[str, Any]] = []
     allocator.on_event = lambda action, address, n_bytes, *_: history.append(
-        {"action": action, "addr": address, "size": n_bytes}
+        {"action": action.word, "addr": address, "size": n_bytes}
     )
     kept = allocator.allocate(3 << 20)
     n_built = len(history)

@@ -30,6 +30,7 @@ from gpumemwidget.allocator.rules import (
 from gpumemwidget.backends.snapshot import SMALL_PAGE_BYTES
 from gpumemwidget.errors import BackendError, BadInputError
 from gpumemwidget.model.devices import Block, Segment
+from gpumemwidget.model.traces import TraceAction
 
 #: The size of a segment for a single block is a multiple of this.
 _SEGMENT_ROUNDING_BYTES = 2 << 20
@@ -38,7 +39,7 @@ _COMMON_POOL = (0, 0)
 
 #: The arguments of ``CachingAllocator.on_event``: the action, the address (for ``oom`` the free
 #: memory), the bytes (of a block the requested ones), the stream, and the block, if there is one.
-EventHandler = Callable[[str, int, int, int, SimulatedBlock | None], None]
+EventHandler = Callable[[TraceAction, int, int, int, SimulatedBlock | None], None]
 
 
 class DeviceFullError(BackendError, RuntimeError):
@@ -141,7 +142,7 @@ class CachingAllocator:
         self.active_blocks[block.address] = block
         self._allocated.add(block.n_bytes)
         if self.on_event is not None:
-            self.on_event("alloc", block.address, n_bytes, stream, block)
+            self.on_event(TraceAction.ALLOC, block.address, n_bytes, stream, block)
         return block
 
     def free(self, block: SimulatedBlock, *, is_used_elsewhere: bool = False) -> None:
@@ -161,7 +162,9 @@ class CachingAllocator:
         self._allocated.add(-block.n_bytes)
         if self.on_event is not None:
             stream = block.pool.stream
-            self.on_event("free_requested", block.address, block.requested_bytes, stream, block)
+            self.on_event(
+                TraceAction.FREE_REQUESTED, block.address, block.requested_bytes, stream, block
+            )
         if is_used_elsewhere:
             self._pending[block] = None
         else:
@@ -301,7 +304,9 @@ class CachingAllocator:
         joined = block.join_neighbours()
         joined.pool.add(joined)
         if self.on_event is not None:
-            self.on_event("free_completed", address, block.requested_bytes, pool.stream, block)
+            self.on_event(
+                TraceAction.FREE_COMPLETED, address, block.requested_bytes, pool.stream, block
+            )
 
     # -- Memory from the driver --------------------------------------------------------------------
 
@@ -317,7 +322,9 @@ class CachingAllocator:
         if block is None:
             self._n_ooms += 1
             if self.on_event is not None:
-                self.on_event("oom", self._driver_free_bytes, block_bytes, pool.stream, None)
+                self.on_event(
+                    TraceAction.OOM, self._driver_free_bytes, block_bytes, pool.stream, None
+                )
             room_bytes = self.total_bytes - self.outside_bytes
             if self.allowed_bytes is not None:
                 room_bytes = min(self.allowed_bytes, room_bytes)
@@ -353,7 +360,7 @@ class CachingAllocator:
         block = SimulatedBlock(pool, address, n_bytes)
         self.next_address = max(self.next_address, block.end)
         self._first_blocks[block.address] = block
-        self._note_reserved("segment_alloc", block.address, n_bytes, pool)
+        self._note_reserved(TraceAction.SEGMENT_ALLOC, block.address, n_bytes, pool)
         return block
 
     def _release_oversize(self, pool: BlockPool, block_bytes: int) -> bool:
@@ -383,9 +390,11 @@ class CachingAllocator:
     def _release_segment(self, block: SimulatedBlock) -> None:
         block.pool.remove(block)
         del self._first_blocks[block.address]
-        self._note_reserved("segment_free", block.address, -block.n_bytes, block.pool)
+        self._note_reserved(TraceAction.SEGMENT_FREE, block.address, -block.n_bytes, block.pool)
 
-    def _note_reserved(self, action: str, address: int, n_bytes: int, pool: BlockPool) -> None:
+    def _note_reserved(
+        self, action: TraceAction, address: int, n_bytes: int, pool: BlockPool
+    ) -> None:
         """Count and report memory that came from the driver, or, below zero, went back."""
         self._reserved.add(n_bytes)
         if self.on_event is not None:
@@ -457,7 +466,7 @@ class CachingAllocator:
         block.state = "inactive"
         joined = block.join_neighbours()
         joined.pool.add(joined)
-        self._note_reserved("segment_map", address, n_bytes, pool)
+        self._note_reserved(TraceAction.SEGMENT_MAP, address, n_bytes, pool)
         return joined
 
     def _unmap_pages(self, block: SimulatedBlock, address_range: AddressRange) -> None:
@@ -480,7 +489,7 @@ class CachingAllocator:
             joined.pool.add(joined)
         else:
             del self._first_blocks[joined.address]
-        self._note_reserved("segment_unmap", first, first - end, block.pool)
+        self._note_reserved(TraceAction.SEGMENT_UNMAP, first, first - end, block.pool)
 
     # -- A live state ------------------------------------------------------------------------------
 

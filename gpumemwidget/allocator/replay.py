@@ -20,13 +20,8 @@ from gpumemwidget.allocator.rules import (
     choose_rounding,
 )
 from gpumemwidget.model.devices import Segment
-from gpumemwidget.model.traces import AllocatorTrace, TraceEvents
+from gpumemwidget.model.traces import AllocatorTrace, TraceAction, TraceEvents
 from gpumemwidget.progress import Stage, follow
-
-#: The codes of the actions in ``TraceEvents.actions``.
-ALLOC, FREE_REQUESTED, FREE_COMPLETED, SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP = (
-    range(7)
-)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,11 +103,12 @@ def _find_first_blocks(trace: AllocatorTrace) -> dict[int, int]:
     """
     events, round_up = trace.events, choose_rounding(trace.rules)
     in_use = dict(BlockLayout(trace.after).active)
+    alloc, free_requested = TraceAction.ALLOC, TraceAction.FREE_REQUESTED
     columns = zip(events.actions[::-1], events.addresses[::-1], events.sizes[::-1], strict=True)
     for action, address, size in columns:
-        if action == ALLOC:
+        if action == alloc:
             in_use.pop(address, None)
-        elif action == FREE_REQUESTED and 0 <= size <= UNLIMITED_BYTES:
+        elif action == free_requested and 0 <= size <= UNLIMITED_BYTES:
             in_use[address] = round_up(size)
     return in_use
 
@@ -131,6 +127,9 @@ def _replay_from(layout: BlockLayout, trace: AllocatorTrace, *, is_whole: bool =
     n_initial = len(sizes)
     fit = choose_fitting(trace.rules)
     n_contradictions = 0
+    # To look a member up takes longer than all else that is done for many an event.
+    alloc, free_requested = TraceAction.ALLOC, TraceAction.FREE_REQUESTED
+    free_completed, last_change = TraceAction.FREE_COMPLETED, TraceAction.SEGMENT_UNMAP
 
     columns = zip(events.actions, events.addresses, events.sizes, strict=True)
     for place, (action, address, size) in enumerate(
@@ -138,15 +137,15 @@ def _replay_from(layout: BlockLayout, trace: AllocatorTrace, *, is_whole: bool =
     ):
         if not 0 <= size <= UNLIMITED_BYTES:
             # Other actions change nothing, and their size may be anything.
-            n_contradictions += action <= SEGMENT_UNMAP
-        elif action == ALLOC:
+            n_contradictions += action <= last_change
+        elif action == alloc:
             free_bytes = free.get(address, 0)
             n_bytes = fit(size, free_bytes)
             n_contradictions += address in in_use or (is_whole and n_bytes > free_bytes)
             layout.take_free(address, n_bytes)
             in_use[address] = event_blocks[place] = blocks.add(address, n_bytes, begun_at=place)
             changes[place] = n_bytes
-        elif action == FREE_REQUESTED:
+        elif action == free_requested:
             block = event_blocks[place] = in_use.pop(address, -1)
             if block < 0:
                 n_contradictions += 1
@@ -154,12 +153,12 @@ def _replay_from(layout: BlockLayout, trace: AllocatorTrace, *, is_whole: bool =
             blocks.freed_at[block] = place
             changes[place] = -sizes[block]
             pending[address] = sizes[block]
-        elif action == FREE_COMPLETED:
+        elif action == free_completed:
             if address in pending:
                 layout.add_free(address, pending.pop(address))
             else:
                 n_contradictions += is_whole
-        elif action <= SEGMENT_UNMAP:
+        elif action <= last_change:
             reserved_changes[place], is_possible = _follow_driver(layout, action, address, size)
             n_contradictions += is_whole and not is_possible
 
@@ -188,11 +187,11 @@ def _follow_driver(
     layout: BlockLayout, action: int, address: int, n_bytes: int
 ) -> tuple[int, bool]:
     """Return the change of reserved bytes by a range that came or went, and whether it could."""
-    if action in (SEGMENT_FREE, SEGMENT_UNMAP):
-        if action == SEGMENT_FREE:
+    if action in (TraceAction.SEGMENT_FREE, TraceAction.SEGMENT_UNMAP):
+        if action == TraceAction.SEGMENT_FREE:
             layout.segment_starts.discard(address)
         return -n_bytes, layout.take_free(address, n_bytes)
-    if action == SEGMENT_ALLOC:
+    if action == TraceAction.SEGMENT_ALLOC:
         layout.segment_starts.add(address)
     else:
         # The range becomes a part of the segments on both sides.

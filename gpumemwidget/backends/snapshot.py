@@ -25,10 +25,10 @@ from typing import Any
 from gpumemwidget.errors import FileError
 from gpumemwidget.model.devices import Block, Frame, Segment
 from gpumemwidget.model.traces import (
-    ACTIONS,
     AllocatorRules,
     AllocatorTrace,
     NoteKind,
+    TraceAction,
     TraceEvents,
     TraceNote,
 )
@@ -245,8 +245,8 @@ def parse_events(raw: list[dict[str, Any]], table: StackTable | None = None) -> 
         table: numbers the stacks; several devices may share a table.
     """
     table = StackTable() if table is None else table
-    code_of = {action: code for code, action in enumerate(ACTIONS)}
-    oom = code_of["oom"]
+    code_of = {action.word: int(action) for action in TraceAction}
+    oom = int(TraceAction.OOM)
     actions = bytearray()
     addresses, sizes, times_us = array("Q"), array("q"), array("q")
     streams, stacks = array("q"), array("i")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from enum import Enum, IntEnum, auto
 from pathlib import Path
 from typing import Literal
 
@@ -17,19 +17,24 @@ from gpumemwidget.model.cells import CellRecord, Span
 from gpumemwidget.model.devices import Frame, HardwareNote, NamedByWords, PeakIs, Segment
 from gpumemwidget.model.ownership import MemoryKind
 
-#: Kinds of events; ``TraceEvents.actions`` has their indices, and those that change no memory are
-#: the last.
-ACTIONS = (
-    "alloc",
-    "free_requested",
-    "free_completed",
-    "segment_alloc",
-    "segment_free",
-    "segment_map",
-    "segment_unmap",
-    "oom",
-    "snapshot",
-)
+
+class TraceAction(IntEnum):
+    """What an event of the allocator's history is; those that change no memory are the last."""
+
+    ALLOC = 0
+    FREE_REQUESTED = 1
+    FREE_COMPLETED = 2
+    SEGMENT_ALLOC = 3
+    SEGMENT_FREE = 4
+    SEGMENT_MAP = 5
+    SEGMENT_UNMAP = 6
+    OOM = 7
+    SNAPSHOT = 8
+
+    @property
+    def word(self) -> str:
+        """Its name in PyTorch's snapshots: ``free_requested``."""
+        return self.name.lower()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +50,7 @@ class TraceRequest:
 class TraceEvents:
     """The events of one device in their order, as columns: a million of them have to fit."""
 
-    actions: bytes
+    actions: bytes  #: Each one is a ``TraceAction``
     addresses: array[int]  #: Type ``Q``; the driver's free bytes for an ``oom``
     #: Type ``q``, in bytes; the requested bytes of an allocation, before rounding.
     sizes: array[int]

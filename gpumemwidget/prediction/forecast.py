@@ -27,7 +27,7 @@ from gpumemwidget.model.predictions import (
     PredictionRecord,
     SourcePlace,
 )
-from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, TraceEvents
+from gpumemwidget.model.traces import AllocatorTrace, TraceAction, TraceEvents
 from gpumemwidget.prediction.operations import (
     H200,
     Bound,
@@ -157,8 +157,8 @@ def record_step(
     stacks: dict[tuple[Frame, ...], int] = {(): 0}
     now_us = stack = 0
 
-    def note(action: str, address: int, n_bytes: int, *_: object) -> None:
-        events.append((ACTIONS.index(action), address, n_bytes, now_us, stack))
+    def note(action: TraceAction, address: int, n_bytes: int, *_: object) -> None:
+        events.append((action, address, n_bytes, now_us, stack))
 
     allocator.on_event = note
     player.awaited_bytes = simulation.steps[simulation.peak_step].allocated_bytes

@@ -18,6 +18,7 @@ from gpumemwidget.allocator.rules import AllocatorSettings
 from gpumemwidget.backends.snapshot import SMALL_PAGE_BYTES
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.devices import Segment
+from gpumemwidget.model.traces import TraceAction
 from gpumemwidget.units import format_bytes
 
 #: The simulation's own folders, whose frames are no part of a program's stack.
@@ -164,7 +165,7 @@ class SimulatedGpus:
             ]
             events = [list(history.events) for history in self._histories]
             for history in self._histories:
-                history.note("snapshot", 0, 0, 0, None)
+                history.note(TraceAction.SNAPSHOT, 0, 0, 0, None)
             return {
                 "segments": segments,
                 "device_traces": events,
@@ -266,30 +267,36 @@ class SimulatedHistory:
         self.events = deque(kept, maxlen=min(max_entries, sys.maxsize))
 
     def note(
-        self, action: str, address: int, n_bytes: int, stream: int, block: SimulatedBlock | None
+        self,
+        action: TraceAction,
+        address: int,
+        n_bytes: int,
+        stream: int,
+        block: SimulatedBlock | None,
     ) -> None:
         """Keep one event, and the stack of a block that is allocated, if the history is on."""
         # A free without a stack of its own has that of its block's allocation.
-        stack = self.stacks.get(address, []) if block is not None and action != "alloc" else []
+        is_free = block is not None and action is not TraceAction.ALLOC
+        stack = self.stacks.get(address, []) if is_free else []
         # The contexts in which PyTorch keeps the stack of such an event.
         contexts = {
-            "alloc": ("state", "alloc", "all"),
-            "free_requested": ("all",),
-            "free_completed": ("all",),
+            TraceAction.ALLOC: ("state", "alloc", "all"),
+            TraceAction.FREE_REQUESTED: ("all",),
+            TraceAction.FREE_COMPLETED: ("all",),
         }
         if self.is_on and self._context in contexts.get(action, ("alloc", "all")):
             stack = self._take_stack()
-        if action == "alloc":
+        if action is TraceAction.ALLOC:
             self.stacks[address] = stack
         if self._enabled == "all":
             event = {
-                "action": action,
-                ("device_free" if action == "oom" else "addr"): address,
+                "action": action.word,
+                ("device_free" if action is TraceAction.OOM else "addr"): address,
                 "size": n_bytes,
                 "stream": stream,
                 "time_us": time.time_ns() // 1000,
             }
-            if action != "snapshot":
+            if action is not TraceAction.SNAPSHOT:
                 event["frames"] = stack
             self.events.append(event)
 

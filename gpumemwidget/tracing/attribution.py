@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal, TypeAlias
 
-from gpumemwidget.allocator.replay import ALLOC, SEGMENT_ALLOC, SEGMENT_MAP, Replay
+from gpumemwidget.allocator.replay import Replay
 from gpumemwidget.model.devices import Frame
 from gpumemwidget.model.traces import (
     Call,
@@ -33,6 +33,7 @@ from gpumemwidget.model.traces import (
     NoteKind,
     SourceLine,
     SourceUnit,
+    TraceAction,
     TraceNote,
 )
 from gpumemwidget.progress import Stage, follow
@@ -122,7 +123,7 @@ def attribute_events(
     notes = []
     if inferred_bytes:
         notes.append(TraceNote(NoteKind.BACKWARD_INFERRED, n_bytes=inferred_bytes))
-    if ALLOC in replay.events.actions and not any(replay.events.stack_table):
+    if TraceAction.ALLOC in replay.events.actions and not any(replay.events.stack_table):
         notes.append(TraceNote(NoteKind.NO_STACKS))
     return Attribution(tuple(sites), block_sites, tuple(notes))
 
@@ -204,11 +205,13 @@ def _join_autograd(
     inferred: dict[int, tuple[Frame, ...]] = {}
     joined: dict[tuple[int, tuple[Frame, ...]], int] = {}
     inferred_bytes = 0
+    alloc = TraceAction.ALLOC
+    takes = frozenset((alloc, TraceAction.SEGMENT_ALLOC, TraceAction.SEGMENT_MAP))
     for place, (action, stack) in enumerate(zip(events.actions, events.stacks, strict=True)):
         # The stack of a free may be the allocation's, and not the one that was running.
-        if action in (ALLOC, SEGMENT_ALLOC, SEGMENT_MAP) and kinds[stack] == "cell":
+        if action in takes and kinds[stack] == "cell":
             last = stack
-        if action != ALLOC or kinds[stack] != "autograd":
+        if action != alloc or kinds[stack] != "autograd":
             continue
         time_us = events.times_us[place]
         # A backward that a checkpoint calls on autograd's own thread runs within another one, which

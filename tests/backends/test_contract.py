@@ -42,7 +42,7 @@ from gpumemwidget.model.devices import (
     Reading,
     Segment,
 )
-from gpumemwidget.model.traces import ACTIONS, AllocatorTrace
+from gpumemwidget.model.traces import AllocatorTrace, TraceAction
 from gpumemwidget.report.render.wording import word_hardware_note
 from gpumemwidget.testing import SimulatedDriver, SimulatedGpus, simulate_torch
 from tests.backends.children import run_in_fork
@@ -462,7 +462,7 @@ def check_trace(trace: AllocatorTrace, readings: dict[str, tuple[Reading, Readin
     events = trace.events
     columns = (events.addresses, events.sizes, events.times_us, events.streams, events.stacks)
     assert {len(events), *map(len, columns)} == {len(events)}
-    assert all(code < len(ACTIONS) for code in events.actions)
+    assert all(code < len(TraceAction) for code in events.actions)
     assert [each.typecode for each in columns] == ["Q", "q", "q", "q", "i"]
     assert all(0 <= place < len(events.stack_table) for place in events.stacks)
     assert events.stack_table[0] == ()
@@ -490,7 +490,7 @@ def test_a_trace_tells_what_was_allocated(subject: Subject) -> None:
     for trace in traces:
         check_trace(trace, {device: (starts[device], ends[device]) for device in devices})
         assert trace.is_whole
-        actions = [ACTIONS[code] for code in trace.events.actions]
+        actions = [TraceAction(code).word for code in trace.events.actions]
         taken, given = actions.index("alloc"), actions.index("free_requested")
         assert trace.events.sizes[taken] == WORK_BYTES
         assert taken < given

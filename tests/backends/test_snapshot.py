@@ -24,7 +24,13 @@ from gpumemwidget.backends.snapshot import (
 )
 from gpumemwidget.errors import FileError
 from gpumemwidget.model.devices import Frame
-from gpumemwidget.model.traces import ACTIONS, AllocatorRules, AllocatorTrace, NoteKind, TraceNote
+from gpumemwidget.model.traces import (
+    AllocatorRules,
+    AllocatorTrace,
+    NoteKind,
+    TraceAction,
+    TraceNote,
+)
 from gpumemwidget.testing import SimulatedGpus, simulate_torch
 from tools.recordings.recording import list_allocator_events
 
@@ -153,7 +159,7 @@ def test_each_field_is_a_column() -> None:
         ]
     )
 
-    assert [ACTIONS[code] for code in events.actions] == [
+    assert [TraceAction(code).word for code in events.actions] == [
         "segment_alloc",
         "alloc",
         "oom",

@@ -13,7 +13,7 @@ import pytest
 from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.model.devices import HardwareNote, HardwareNoteKind
-from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, NoteKind, TraceNote
+from gpumemwidget.model.traces import AllocatorTrace, NoteKind, TraceAction, TraceNote
 from gpumemwidget.testing import SimulatedGpus, simulate_torch
 from tests.backends.children import run_in_fork
 from tests.backends.late_cuda import delay_cuda
@@ -63,7 +63,7 @@ def list_sizes(trace: AllocatorTrace) -> list[int]:
     return [
         size
         for code, size in zip(events.actions, events.sizes, strict=True)
-        if ACTIONS[code] == "alloc"
+        if code == TraceAction.ALLOC
     ]
 
 
@@ -79,7 +79,7 @@ def test_a_trace_has_what_happened_and_what_stood(gpu: Gpu) -> None:
     gpu.allocator.free(kept)
     (trace,) = gpu.trace()
 
-    assert [ACTIONS[code] for code in trace.events.actions] == [
+    assert [TraceAction(code).word for code in trace.events.actions] == [
         "segment_alloc",
         "alloc",
         "free_requested",

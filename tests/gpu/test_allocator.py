@@ -12,6 +12,7 @@ import pytest
 from gpumemwidget.allocator.blocks import SimulatedBlock
 from gpumemwidget.allocator.caching import CachingAllocator, DeviceFullError
 from gpumemwidget.allocator.rules import parse_settings
+from gpumemwidget.model.traces import TraceAction
 from tests.gpu.processes import run_program
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180)]
@@ -69,9 +70,9 @@ def simulate(text: str, steps: list[tuple[str, int]], segments: Iterator[int]) -
     allocator = CachingAllocator(1 << 40, settings=settings)
     events: list[list[Any]] = []
 
-    def note(action: str, address: int, n_bytes: int, *_: Any) -> None:
-        events.append([action, address, n_bytes])
-        if action == "segment_alloc":
+    def note(action: TraceAction, address: int, n_bytes: int, *_: Any) -> None:
+        events.append([action.word, address, n_bytes])
+        if action is TraceAction.SEGMENT_ALLOC:
             allocator.next_address = next(segments, 0)
 
     allocator.on_event = note

@@ -15,7 +15,7 @@ import torch
 from gpumemwidget.allocator.replay import replay
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.model.devices import HOST, Reading
-from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, NoteKind, Origin
+from gpumemwidget.model.traces import AllocatorTrace, NoteKind, Origin, TraceAction
 from gpumemwidget.tracing.device_trace import describe_device
 from gpumemwidget.tracing.sources import Source, Sources
 from tests.gpu.conftest import needs_two
@@ -63,7 +63,7 @@ class Traced:
 
     @property
     def actions(self) -> list[str]:
-        return [ACTIONS[code] for code in self.trace.events.actions]
+        return [TraceAction(code).word for code in self.trace.events.actions]
 
     def check(self, device: str = "cuda:0") -> None:
         """The events, played, come to the counters, to the byte."""

@@ -14,7 +14,7 @@ from typing import Any
 from gpumemwidget.allocator.caching import CachingAllocator, DeviceFullError
 from gpumemwidget.allocator.rules import AllocatorSettings
 from gpumemwidget.model.devices import Segment
-from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, TraceEvents
+from gpumemwidget.model.traces import AllocatorTrace, TraceAction, TraceEvents
 
 FOLDER = Path(__file__).parent / "recordings"
 NAMES = sorted(path.name.removesuffix(".json.gz") for path in FOLDER.glob("*.json.gz"))
@@ -22,7 +22,7 @@ GIB = 1 << 30
 MIB = 1 << 20
 
 #: Action, address, bytes and stream, as PyTorch's history has them.
-Entry = tuple[str, int, int, int]
+Entry = tuple[TraceAction, int, int, int]
 
 
 def replay_steps(name: str) -> tuple[list[dict[str, int]], list[dict[str, int]]]:
@@ -31,8 +31,8 @@ def replay_steps(name: str) -> tuple[list[dict[str, int]], list[dict[str, int]]]
     allocator = CachingAllocator(140 * GIB)
     addresses = iter(run["segments"])
 
-    def follow_driver(action: str, *_: Any) -> None:
-        if action == "segment_alloc":
+    def follow_driver(action: TraceAction, *_: Any) -> None:
+        if action is TraceAction.SEGMENT_ALLOC:
             allocator.next_address = next(addresses, 0)
 
     allocator.next_address = next(addresses)
@@ -67,7 +67,7 @@ def list_events(trace: AllocatorTrace) -> list[Entry]:
     """The entries of a recorded history."""
     events = trace.events
     return [
-        (ACTIONS[code], address, size, stream)
+        (TraceAction(code), address, size, stream)
         for code, address, size, stream in zip(
             events.actions, events.addresses, events.sizes, events.streams, strict=True
         )
@@ -96,17 +96,18 @@ def simulate_trace(trace: AllocatorTrace) -> tuple[list[Entry], CachingAllocator
     for place, (action, address, _, stream) in enumerate(events):
         if place < len(noted):
             continue
-        if action == "free_requested":
+        if action is TraceAction.FREE_REQUESTED:
             follower = events[place + 1] if place + 1 < len(events) else None
-            waits = follower is None or follower[:2] != ("free_completed", address)
+            waits = follower is None or follower[:2] != (TraceAction.FREE_COMPLETED, address)
             allocator.free(allocator.active_blocks[address], is_used_elsewhere=waits)
-        elif action == "free_completed":
+        elif action is TraceAction.FREE_COMPLETED:
             allocator.complete_free(allocator.active_blocks[address])
-        elif action in ("segment_free", "segment_unmap"):
+        elif action in (TraceAction.SEGMENT_FREE, TraceAction.SEGMENT_UNMAP):
             allocator.empty_cache()
         else:
-            request = next(event for event in events[place:] if event[0] in ("alloc", "oom"))
-            if action in ("segment_alloc", "segment_map"):
+            requests = (TraceAction.ALLOC, TraceAction.OOM)
+            request = next(event for event in events[place:] if event[0] in requests)
+            if action in (TraceAction.SEGMENT_ALLOC, TraceAction.SEGMENT_MAP):
                 allocator.next_address = address
             with contextlib.suppress(DeviceFullError):
                 allocator.allocate(request[2], stream=stream)
@@ -139,7 +140,7 @@ def make_events(requests: list[int]) -> TraceEvents:
         number = n_blocks if event > 0 else n_blocks + event
         n_blocks += event > 0
         if number >= 0:
-            actions.append(ACTIONS.index("alloc" if event > 0 else "free_requested"))
+            actions.append(TraceAction.ALLOC if event > 0 else TraceAction.FREE_REQUESTED)
             addresses.append(512 * number)
             sizes.append(abs(event))
     nothing = array("q", [0]) * len(actions)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from gpumemwidget.allocator.caching import CachingAllocator, DeviceFullError
 from gpumemwidget.allocator.rules import AllocatorSettings, parse_settings
 from gpumemwidget.errors import BadInputError
+from gpumemwidget.model.traces import TraceAction
 from tests.prediction import recorded
 from tests.tracing.recordings import CELLS, play
 from tools.recordings import load_recording
@@ -40,9 +41,9 @@ def note_driver(allocator: CachingAllocator) -> list[tuple[str, int]]:
     """What the allocator takes from the driver and gives back from now on, in MiB."""
     noted: list[tuple[str, int]] = []
 
-    def note(action: str, _: int, n_bytes: int, *__: Any) -> None:
-        if action.startswith("segment"):
-            noted.append((action.removeprefix("segment_"), n_bytes // MIB))
+    def note(action: TraceAction, _: int, n_bytes: int, *__: Any) -> None:
+        if action.word.startswith("segment"):
+            noted.append((action.word.removeprefix("segment_"), n_bytes // MIB))
 
     allocator.on_event = note
     return noted
@@ -70,7 +71,10 @@ def test_recorded_cells_are_repeated_event_by_event(name: str) -> None:
 
     # How much memory was free at an error depends on what else was on that GPU.
     simulated, real = (
-        [(action, 0 if action == "oom" else address, *rest) for action, address, *rest in entries]
+        [
+            (action, 0 if action is TraceAction.OOM else address, *rest)
+            for action, address, *rest in entries
+        ]
         for entries in (noted, recorded.list_events(trace))
     )
     assert simulated == real

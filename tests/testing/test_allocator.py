@@ -14,7 +14,7 @@ from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.snapshot import parse_segments
 from gpumemwidget.device_parts import divide_unallocated
 from gpumemwidget.errors import BadInputError
-from gpumemwidget.model.traces import ACTIONS
+from gpumemwidget.model.traces import TraceAction
 from gpumemwidget.testing import DeviceFullError, SimulatedGpus, simulate_torch
 
 MIB = 1024 * 1024
@@ -203,7 +203,7 @@ def test_events_come_to_the_counters(
     assert (reserved[0], reserved[-1]) == (start.reserved_bytes, end.reserved_bytes)
     assert max(allocated) == end.allocated_peak_bytes
     assert max(reserved) == end.reserved_peak_bytes
-    n_ooms = [ACTIONS[code] for code in trace.events.actions].count("oom")
+    n_ooms = trace.events.actions.count(TraceAction.OOM)
     assert n_ooms == end.num_ooms - start.num_ooms
 
 

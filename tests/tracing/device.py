@@ -10,9 +10,9 @@ from gpumemwidget.allocator.caching import CachingAllocator
 from gpumemwidget.allocator.rules import AllocatorSettings
 from gpumemwidget.model.devices import Frame, Segment
 from gpumemwidget.model.traces import (
-    ACTIONS,
     AllocatorRules,
     AllocatorTrace,
+    TraceAction,
     TraceEvents,
     TraceNote,
 )
@@ -142,13 +142,18 @@ class Device:
     # -- Inside -------------------------------------------------------------------------------
 
     def _note(
-        self, action: str, address: int, n_bytes: int, stream: int, block: SimulatedBlock | None
+        self,
+        action: TraceAction,
+        address: int,
+        n_bytes: int,
+        stream: int,
+        block: SimulatedBlock | None,
     ) -> None:
         owner, frames = self._asking
         self.events.append((action, address, n_bytes, stream, frames))
-        if block is not None and action == "alloc":
+        if block is not None and action is TraceAction.ALLOC:
             self._owners[block] = owner
-        elif block is not None and action == "free_completed":
+        elif block is not None and action is TraceAction.FREE_COMPLETED:
             del self._owners[block]
             return  # What is allocated and reserved stays.
         self._note_moment()
@@ -189,7 +194,7 @@ def make_trace(
         device="cuda:0",
         before=before,
         events=TraceEvents(
-            actions=bytes(ACTIONS.index(action) for action, *_ in events),
+            actions=bytes(action for action, *_ in events),
             addresses=array("Q", [each[1] for each in events]),
             sizes=array("q", [each[2] for each in events]),
             times_us=array("q", [START_US + 1 + first + place for place in range(len(events))]),

@@ -10,7 +10,7 @@ import pytest
 from gpumemwidget.allocator.replay import replay
 from gpumemwidget.allocator.rules import choose_rounding
 from gpumemwidget.model.devices import Block, Segment
-from gpumemwidget.model.traces import AllocatorRules
+from gpumemwidget.model.traces import AllocatorRules, TraceAction
 from tests.tracing.device import MIB, Device, make_trace
 
 KIB = 1 << 10
@@ -53,7 +53,7 @@ def test_a_history_that_lacks_an_event_does_not_agree() -> None:
 
     found = replay(trace)
 
-    assert (segment[0], missing[0]) == ("segment_alloc", "alloc")
+    assert (segment[0], missing[0]) == (TraceAction.SEGMENT_ALLOC, TraceAction.ALLOC)
     assert not found.agrees
 
 
@@ -100,11 +100,11 @@ def test_what_lies_across_a_segments_edge_is_not_joined() -> None:
         for start in (first, second)
     )
     events = [
-        ("alloc", first, 2 * MIB, 0, ()),
-        ("free_requested", first, 2 * MIB, 0, ()),
-        ("free_completed", first, 2 * MIB, 0, ()),
-        ("segment_free", first, 2 * MIB, 0, ()),
-        ("alloc", second, 512, 0, ()),
+        (TraceAction.ALLOC, first, 2 * MIB, 0, ()),
+        (TraceAction.FREE_REQUESTED, first, 2 * MIB, 0, ()),
+        (TraceAction.FREE_COMPLETED, first, 2 * MIB, 0, ()),
+        (TraceAction.SEGMENT_FREE, first, 2 * MIB, 0, ()),
+        (TraceAction.ALLOC, second, 512, 0, ()),
     ]
     blocks = (
         Block(second, 512, None, "active_allocated"),

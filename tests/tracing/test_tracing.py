@@ -14,13 +14,13 @@ from gpumemwidget.allocator.blocks import SimulatedBlock
 from gpumemwidget.model.cells import CellDevice, Span
 from gpumemwidget.model.devices import Frame
 from gpumemwidget.model.traces import (
-    ACTIONS,
     Call,
     DeviceTrace,
     LineUse,
     NoteKind,
     Origin,
     PeakPart,
+    TraceAction,
     TraceNote,
 )
 from gpumemwidget.tracing.device_trace import MAX_MOMENTS, describe_device
@@ -276,7 +276,7 @@ def test_what_is_left_of_a_ring_is_reported_as_at_least_what_ran(
 _ADDRESSES = [1 << 40, (1 << 40) + 512, (1 << 40) + 2 * MIB, (1 << 40) + 20 * MIB, 0, 2**63]
 _EVENTS = st.lists(
     st.tuples(
-        st.sampled_from(ACTIONS),
+        st.sampled_from(TraceAction),
         st.sampled_from(_ADDRESSES),
         st.sampled_from([0, 1, 512, 2 * MIB, 20 * MIB, 1 << 50, 2**63 - 1, -1]),
         st.just(0),

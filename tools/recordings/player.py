@@ -26,9 +26,9 @@ from gpumemwidget.model.devices import (
     Segment,
 )
 from gpumemwidget.model.traces import (
-    ACTIONS,
     AllocatorTrace,
     NoteKind,
+    TraceAction,
     TraceEvents,
     TraceNote,
 )
@@ -307,7 +307,7 @@ def _to_columns(entries: Sequence[AllocatorEvent], shift_us: int) -> TraceEvents
     """Return entries in the columns of ``TraceEvents``, with their times moved."""
     stacks = StackTable()
     return TraceEvents(
-        actions=bytes(ACTIONS.index(each.action) for each in entries),
+        actions=bytes(TraceAction[each.action.upper()] for each in entries),
         addresses=array("Q", [each.address for each in entries]),
         sizes=array("q", [each.n_bytes for each in entries]),
         times_us=array("q", [each.time_us + shift_us for each in entries]),

@@ -30,14 +30,14 @@ from gpumemwidget.model.devices import (
     Reading,
     Segment,
 )
-from gpumemwidget.model.traces import ACTIONS, AllocatorRules, AllocatorTrace, TraceEvents
+from gpumemwidget.model.traces import AllocatorRules, AllocatorTrace, TraceAction, TraceEvents
 
 
 @dataclass(frozen=True, slots=True)
 class AllocatorEvent:
     """One entry of an allocator's history."""
 
-    #: One of ``gpumemwidget.model.traces.ACTIONS``.
+    #: The word of a ``gpumemwidget.model.traces.TraceAction``.
     action: str
     #: The block's address; for an ``oom`` the free memory of the device.
     address: int
@@ -258,7 +258,7 @@ def list_allocator_events(events: TraceEvents, *, start_us: int = 0) -> list[All
     )
     return [
         AllocatorEvent(
-            ACTIONS[action],
+            TraceAction(action).word,
             address,
             n_bytes,
             max(0, time_us - start_us),
