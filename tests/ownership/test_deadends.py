@@ -10,9 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumemwidget.ownership.graph.kinds import DeadEnds, HiddenHolders, KindFinder
+from gpumemwidget.ownership.graph.hidden_holders import HiddenHolders
+from gpumemwidget.ownership.graph.kinds import KindFinder
 from gpumemwidget.ownership.graph.torch_reader import TorchReader
-from gpumemwidget.ownership.graph.walk import flag_reaching
+from gpumemwidget.ownership.graph.walk import DeadEnds, flag_reaching
 
 
 @pytest.fixture

@@ -21,7 +21,8 @@ from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 from gpumemwidget.model.ownership import CutSearch
-from gpumemwidget.ownership.graph.kinds import DeadEnds, HiddenHolders, Kind, KindFinder
+from gpumemwidget.ownership.graph.hidden_holders import HiddenHolders
+from gpumemwidget.ownership.graph.kinds import Kind, KindFinder
 from gpumemwidget.ownership.graph.objects import (
     is_a,
     is_one_of,
@@ -524,6 +525,52 @@ class Graph:
         referents = list_referents(node)
         if referents:
             self._add_python(place, iter(referents))
+
+
+class DeadEnds:
+    """Finds containers that end in numbers and text, and so lead to no memory."""
+
+    def __init__(self, kind_finder: KindFinder, hidden: HiddenHolders) -> None:
+        self._kind_finder = kind_finder
+        self._hidden = hidden
+        # Most containers end in these.
+        for cls in (int, str, float, bool, bytes, type(None)):
+            kind_finder.find(cls)
+
+    def find(self, targets: Sequence[object]) -> set[int]:
+        """Return the ids of those plain objects that surely lead to no memory."""
+        found: set[int] = set()
+        # Asked about together, as most lots lead nowhere; the others are looked at one by one.
+        n_lot = 32
+        for start in range(0, len(targets), n_lot):
+            lot = targets[start : start + n_lot]
+            if self._lead_nowhere(lot):
+                found.update(map(id, lot))
+            elif len(lot) > 1:
+                # Most of what a module has is empty: its tables of hooks.
+                found.update(
+                    id(target)
+                    for target in lot
+                    if not list_referents(target) or self._lead_nowhere((target,))
+                )
+        return found
+
+    def _lead_nowhere(self, level: Sequence[object]) -> bool:
+        """Return whether containers within containers end in numbers and text."""
+        finder = self._kind_finder
+        # Deeper and wider ones are walked as all other objects: this is to save time alone.
+        for _ in range(6):
+            parts = list_referents(*level)
+            level = list(filter(gc.is_tracked, parts))
+            if not finder.are_known_plain(parts) and (
+                not finder.are_plain(level) or self._hidden.are_any(parts)
+            ):
+                return False
+            if not level:
+                return True
+            if len(level) > 1024:
+                return False
+        return False
 
 
 def flag_reaching(edges: Sequence[Sequence[int]], ends: Iterable[int]) -> bytearray:
