@@ -17,6 +17,10 @@ from gpumemwidget.model.cells import CellRecord, Span
 from gpumemwidget.model.devices import Frame, HardwareNote, NamedByWords, PeakIs, Segment
 from gpumemwidget.model.ownership import MemoryKind
 
+#: Maximum number of lines that have a layer of their own in a timeline: an eye tells the colours of
+#: so many apart.
+MAX_LINE_LAYERS = 8
+
 
 class TraceAction(IntEnum):
     """What an event of the allocator's history is; those that change no memory are the last."""

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from gpumemwidget.model.traces import MAX_LINE_LAYERS
 from gpumemwidget.report.render import palette
 from gpumemwidget.report.render.html import read_sheet
-from gpumemwidget.report.render.palette import BAND_COLORS, N_LINE_BANDS, PART_COLORS
+from gpumemwidget.report.render.palette import BAND_COLORS, PART_COLORS
 
 #: The states of a block that is not allocated.
 BLOCK_STATES = ("pending", "releasable", "fragmented", "pools")
@@ -123,7 +124,7 @@ def test_parts_of_a_device_can_be_told_apart(eyes: str) -> None:
 @pytest.mark.parametrize("eyes", _EYES)
 def test_neighbours_in_a_timeline_can_be_told_apart(eyes: str) -> None:
     """Bands are stacked in the order of the palette, and the last may lie beside the first."""
-    lines = [BAND_COLORS[str(number)] for number in range(N_LINE_BANDS)]
+    lines = [BAND_COLORS[str(number)] for number in range(MAX_LINE_LAYERS)]
 
     for one, other in itertools.pairwise((*lines, lines[0])):
         assert math.dist(_see(one, eyes), _see(other, eyes)) >= 20, (one, other)

@@ -15,16 +15,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, starmap
+from itertools import cycle, groupby, starmap
 from typing import TYPE_CHECKING, ClassVar
 
 from gpumemwidget.model.cells import CellDevice
 from gpumemwidget.model.devices import Sample, rank_device
-from gpumemwidget.model.traces import CellTrace, DeviceTrace, Layer, Origin, Timeline
+from gpumemwidget.model.traces import (
+    MAX_LINE_LAYERS,
+    CellTrace,
+    DeviceTrace,
+    Layer,
+    Origin,
+    Timeline,
+)
 from gpumemwidget.recording.history import find_extremes
 from gpumemwidget.report.render.blocks import Picture
 from gpumemwidget.report.render.markup import Html, escape, h, join_html
-from gpumemwidget.report.render.palette import BAND_COLORS, COLORS, N_LINE_BANDS
+from gpumemwidget.report.render.palette import BAND_COLORS, COLORS
 from gpumemwidget.report.render.text import LONG_WIDTH, SHORT_WIDTH, cut
 from gpumemwidget.report.render.wording import (
     count,
@@ -233,11 +240,11 @@ class Band:
 
 def list_bands(timeline: Timeline) -> tuple[Band, ...]:
     """Return the bands from the bottom up: colours for lines, greys for the rest."""
-    keys = iter(range(len(timeline.layers)))
+    colors = cycle(map(str, range(MAX_LINE_LAYERS)))
     greys = {Origin.BEFORE_CELL: "b", Origin.OTHER_LINES: "o"}
     return tuple(
         Band(
-            greys.get(layer.origin, "n") if layer.line is None else str(next(keys) % N_LINE_BANDS),
+            greys.get(layer.origin, "n") if layer.line is None else next(colors),
             name_origin(layer.origin, layer.line, traced=name_traced(timeline)),
             layer,
             layer.held_bytes[timeline.peak],

@@ -64,8 +64,6 @@ BAND_COLORS = {
     "o": "#aaaaaa",
     "n": "#505050",
 }
-#: Number of bands with a colour of their own; further lines begin with the first colour again.
-N_LINE_BANDS = 8
 
 
 def name_class(look: str) -> str:
