@@ -70,8 +70,12 @@ class Comparison(ShowsReport):
         return sum(row.change_bytes for row in self.rows)
 
     def list_growth(self, share: float) -> list[str]:
-        """Return why a peak has grown, or may have; see ``list_growth``."""
-        return list_growth(*self._sides, share)
+        """Return a sentence for each reason why a peak has, or may have, grown by over a share.
+
+        Raises:
+            BadInputError: neither side has a peak.
+        """
+        return find_grown_peaks(*self._sides, share)
 
     def _report(self) -> Report:
         return report_comparison(self.a_name, self.b_name, self.totals)
@@ -160,7 +164,7 @@ def _name_side(value: object, side: Side) -> str:
 # -- Growth, for ``--fail-above`` ------------------------------------------------------------------
 
 
-def list_growth(a: Side, b: Side, share: float) -> list[str]:
+def find_grown_peaks(a: Side, b: Side, share: float) -> list[str]:
     """Return a sentence for each reason why a peak has grown, or may have, by more than a share.
 
     The peaks are those on GPUs; where neither side has a GPU, those on the host. One that only one

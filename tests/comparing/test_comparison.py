@@ -15,7 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
 import gpumemwidget
-from gpumemwidget.comparing import Comparison, compare, list_growth
+from gpumemwidget.comparing import Comparison, compare, find_grown_peaks
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.comparisons import ComparedRow, ComparedTotal
 from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount
@@ -288,7 +288,7 @@ def test_growth_that_can_not_be_ruled_out_is_reported(
     a: tuple[ProcessState, ...], b: tuple[ProcessState, ...], reasons: list[str]
 ) -> None:
     """A check that guards a build passes only where both sides have each peak."""
-    assert list_growth(a, b, 0.02) == reasons
+    assert find_grown_peaks(a, b, 0.02) == reasons
 
 
 def test_markdown_shows_names_as_they_are() -> None:
