@@ -45,13 +45,15 @@ def _list_tables(a_name: str, b_name: str, totals: Sequence[ComparedTotal]) -> I
     blank = [Cell("")] * 4
     for total in filter(_is_shown, totals):
         listed = list(map(_list_cells, total.rows))
-        rows = bound_items(listed, lambda words: (Cell(words), *blank), 30)
+        rows = bound_items(listed, lambda words: (Cell(words), *blank))
         sums = bytes_cell(total.a_bytes), bytes_cell(total.b_bytes)
         change = Cell(format_change(total.change_bytes), tone="strong")
         rows += ((Cell("in all", tone="strong"), *sums, change, Cell("")),)
         where = [Column("where", "code", last="wrap")] * any(row.where for row in total.rows)
         shown = (*columns, *where)
-        yield Table(_name_total(total), shown, [(cells[: len(shown)],) for cells in rows])
+        groups = [(cells[: len(shown)],) for cells in rows]
+        # It is bounded already, and its sum is always shown.
+        yield Table(_name_total(total), shown, groups, most=len(groups))
 
 
 def _list_notes(
