@@ -49,7 +49,7 @@ import dataclasses, os, sys, time, torch
 sys.path.insert(0, {str(_ROOT)!r})
 from gpumemwidget.session.session import current_session
 from gpumemwidget.jupyter.outputs import show_card
-from gpumemwidget.model.ooms import OomCard, OomEvent, Remedy
+from gpumemwidget.model.ooms import OomCard, OomEvent, Remedy, RemedyKind
 import tests.report.oom_examples as examples
 failing = []
 def show_failing(result):
@@ -68,10 +68,10 @@ def fail():
     raise ValueError("made to fail")
 MIB = 1024**2
 ways = (
-    Remedy("last exception", 256 * MIB, "exact"),
-    Remedy("names", 256 * MIB, "exact", names=("big",)),
-    Remedy("names", 256 * MIB, "exact", names=("also_big",)),
-    Remedy("smaller batch", 100 * MIB, "about"),
+    Remedy(RemedyKind.LAST_EXCEPTION, 256 * MIB, "exact"),
+    Remedy(RemedyKind.NAMES, 256 * MIB, "exact", names=("big",)),
+    Remedy(RemedyKind.NAMES, 256 * MIB, "exact", names=("also_big",)),
+    Remedy(RemedyKind.SMALLER_BATCH, 100 * MIB, "about"),
 )
 card = examples.make_host_card(ways=ways, place="In [2], line 9", text="fail()")
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Literal
 
 from gpumemwidget.model.breakdowns import Breakdown
@@ -84,20 +85,21 @@ class OomEvent:
         return largest < self.requested_bytes <= free + (self.room_bytes or 0)
 
 
-RemedyKind = Literal[
-    "last exception",
-    "out",
-    "names",
-    "gradients",
-    "cached blocks",
-    "library caches",
-    "expandable segments",
-    "limit",
-    "other processes",
-    "smaller batch",
-    "no_grad",
-    "checkpointing",
-]
+class RemedyKind(Enum):
+    """What a remedy is: a release, a setting, or a change to the cell."""
+
+    LAST_EXCEPTION = "last exception"
+    OUT = "out"
+    NAMES = "names"
+    GRADIENTS = "gradients"
+    CACHED_BLOCKS = "cached blocks"
+    LIBRARY_CACHES = "library caches"
+    EXPANDABLE_SEGMENTS = "expandable segments"
+    LIMIT = "limit"
+    OTHER_PROCESSES = "other processes"
+    SMALLER_BATCH = "smaller batch"
+    NO_GRAD = "no_grad"
+    CHECKPOINTING = "checkpointing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +110,19 @@ class Remedy:
     gives_bytes: int | None  #: bytes that it frees on that device; ``None`` if that is not known
     #: ``at most`` and ``about``: the figure is a bound or an estimate.
     gives_is: Literal["exact", "at least", "at most", "about"]
-    names: tuple[str, ...] = ()  #: for ``names``: the variables
-    #: For ``names``: true if a module or an optimizer is released with them.
+    names: tuple[str, ...] = ()  #: for ``NAMES``: the variables
+    #: For ``NAMES``: true if a module or an optimizer is released with them.
     loses_training_state: bool = False
 
     @property
     def can_do(self) -> bool:
         """True if a button can carry it out."""
-        return self.kind in ("last exception", "out", "names", "cached blocks")
+        return self.kind in (
+            RemedyKind.LAST_EXCEPTION,
+            RemedyKind.OUT,
+            RemedyKind.NAMES,
+            RemedyKind.CACHED_BLOCKS,
+        )
 
     @property
     def rank(self) -> tuple[bool, bool, bool, int]:
@@ -123,7 +130,7 @@ class Remedy:
 
         What ends other processes comes after one's own, and loss of training state last.
         """
-        is_others = self.kind == "other processes"
+        is_others = self.kind is RemedyKind.OTHER_PROCESSES
         unknown = self.gives_bytes is None
         return self.loses_training_state, is_others, unknown, -(self.gives_bytes or 0)
 
@@ -156,5 +163,10 @@ class OomCard:
         if not self.predicted:
             return self.ways
         # Changes to the cell, which a prediction knows better than an estimate from the owners.
-        better_known = ("smaller batch", "no_grad", "checkpointing", "expandable segments")
+        better_known = (
+            RemedyKind.SMALLER_BATCH,
+            RemedyKind.NO_GRAD,
+            RemedyKind.CHECKPOINTING,
+            RemedyKind.EXPANDABLE_SEGMENTS,
+        )
         return tuple(way for way in self.ways if way.kind not in better_known)

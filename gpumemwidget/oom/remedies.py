@@ -100,7 +100,7 @@ def find_remedies(
         uses = () if event.device == HOST else hardware.read_libraries(event.device)
         cached_bytes = sum(use.cached_bytes or 0 for use in uses if use.can_empty)
         if cached_bytes:
-            remedies.append(Remedy("library caches", cached_bytes, "at most"))
+            remedies.append(Remedy(RemedyKind.LIBRARY_CACHES, cached_bytes, "at most"))
         if at_oom is not None:
             remedies += _list_savings(at_oom, mentions, is_at_end=is_at_end)
     breakdown = build_breakdown(event.state)
@@ -136,19 +136,21 @@ class _Releases:
         gives, gives_is = self._judge(ReleasePartition(self._holdings, (), exceptions=True))
         if not self._holdings.graph.is_complete and gives < _MIN_BYTES:
             # Whatever it may be, it is often most of all.
-            yield Remedy("last exception", None, gives_is)
+            yield Remedy(RemedyKind.LAST_EXCEPTION, None, gives_is)
             return
         had_earlier = at_oom is not None and any(
             line.root == "exception" and set(line.rows) <= {LAST_EXCEPTION} for line in at_oom.owned
         )
         is_exact = gives_is == "exact"
-        yield Remedy("last exception", gives, "at least" if had_earlier and is_exact else gives_is)
+        yield Remedy(
+            RemedyKind.LAST_EXCEPTION, gives, "at least" if had_earlier and is_exact else gives_is
+        )
 
     def list_releases(self, mentions: Collection[str]) -> Iterator[Remedy]:
         """Yield the releases of displayed values, and of names not mentioned."""
         displayed = ReleasePartition(self._holdings, (), out=True)
         if displayed.dropped:
-            yield Remedy("out", *self._judge(displayed))
+            yield Remedy(RemedyKind.OUT, *self._judge(displayed))
         names = sorted(self._list_names(mentions), key=lambda remedy: remedy.rank)
         for loses_training_state in (False, True):
             alike = [row for row in names if row.loses_training_state is loses_training_state]
@@ -190,7 +192,7 @@ class _Releases:
         if not gives or partition.moved:
             return None
         loses_training_state = bool(partition.dropped & self._holdings.training_marks)
-        return Remedy("names", gives, gives_is, names, loses_training_state)
+        return Remedy(RemedyKind.NAMES, gives, gives_is, names, loses_training_state)
 
     def _judge(self, partition: ReleasePartition) -> tuple[int, _Is]:
         """Return the bytes that go with what is dropped, and how exactly they are known."""
@@ -202,7 +204,7 @@ class _Releases:
 def _list_settings(event: OomEvent) -> Iterator[Remedy]:
     """Yield changes to the settings of the allocator, the process or the machine."""
     if event.cached_bytes:
-        yield Remedy("cached blocks", event.cached_bytes, "exact")
+        yield Remedy(RemedyKind.CACHED_BLOCKS, event.cached_bytes, "exact")
     # The first one's name is new in PyTorch 2.9.
     names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
     settings = "".join(os.environ.get(name, "") for name in names)
@@ -211,11 +213,11 @@ def _list_settings(event: OomEvent) -> Iterator[Remedy]:
         and event.device.startswith("cuda:")
         and "expandable_segments:True" not in settings
     ):
-        yield Remedy("expandable segments", event.unallocated_bytes, "at most")
+        yield Remedy(RemedyKind.EXPANDABLE_SEGMENTS, event.unallocated_bytes, "at most")
     if event.limit_bytes is not None:
         free, room = event.device_free_bytes, event.room_bytes
         beyond = None if free is None or room is None else free - room
-        yield Remedy("limit", beyond, "at most")
+        yield Remedy(RemedyKind.LIMIT, beyond, "at most")
     breakdown = build_breakdown(event.state)
     others_bytes = sum(
         part.n_bytes
@@ -224,7 +226,7 @@ def _list_settings(event: OomEvent) -> Iterator[Remedy]:
         or ("others" in part.merged and {"allocated", "outside", "free"}.isdisjoint(part.merged))
     )
     if others_bytes:
-        yield Remedy("other processes", others_bytes, "at most")
+        yield Remedy(RemedyKind.OTHER_PROCESSES, others_bytes, "at most")
 
 
 def _list_savings(
@@ -245,14 +247,15 @@ def _list_savings(
         line.n_bytes for line in at_oom.owned if line.kind == "tensor" and line.root in running
     )
     if saved + made:
-        yield Remedy("smaller batch", (saved + made) // 2, "about")
+        yield Remedy(RemedyKind.SMALLER_BATCH, (saved + made) // 2, "about")
     gradients = sum(line.n_bytes for line in at_oom.owned if line.kind == "gradient")
     if gradients:
-        yield Remedy("gradients", gradients, "at most")
+        yield Remedy(RemedyKind.GRADIENTS, gradients, "at most")
     if saved:
         # Whoever mentions one of these may be training, in a way that can't be seen from here.
         training = {"backward", "fit", "grad", "train", "training_step"}
-        kind: RemedyKind = "no_grad" if training.isdisjoint(mentions) else "checkpointing"
+        is_inference = training.isdisjoint(mentions)
+        kind = RemedyKind.NO_GRAD if is_inference else RemedyKind.CHECKPOINTING
         yield Remedy(kind, saved, "at most")
 
 

@@ -13,7 +13,7 @@ from gpumemwidget.model.leaks import (
     Rebinding,
     UnexplainedGrowth,
 )
-from gpumemwidget.model.ooms import Remedy
+from gpumemwidget.model.ooms import Remedy, RemedyKind
 from gpumemwidget.model.ownership import FixKind
 from gpumemwidget.report.release import word_fix
 from gpumemwidget.report.render.blocks import (
@@ -146,7 +146,7 @@ def list_cuts(leak: Leak) -> list[tuple[str, str]]:
     """
     cuts = list(dict.fromkeys(_find_cut(leak, holder) for holder in leak.holders))[:2]
     release = find_release(leak)
-    if release is not None and release.kind == "out":
+    if release is not None and release.kind is RemedyKind.OUT:
         return [
             ("End the cell's last line with a semicolon: then its value is not kept", ""),
             ("Drop the displayed values (Out)", word_release(release)),
@@ -192,19 +192,21 @@ def find_release(leak: Leak) -> Remedy | None:
     A list may be released; a trainer that has one among much else may not.
     """
     if all(holder.path.startswith("Out[") for holder in leak.holders):
-        return Remedy("out", None, "about")
+        return Remedy(RemedyKind.OUT, None, "about")
     for holder in leak.holders:
         is_all = re.fullmatch(rf"{re.escape(holder.row)}(\[.*|'s graph)?", holder.path) is not None
         if not holder.row.isidentifier() or not is_all or holder.in_model:
             return None
     names = tuple(dict.fromkeys(holder.row for holder in leak.holders))
-    return Remedy("names", None, "about", names=names)
+    return Remedy(RemedyKind.NAMES, None, "about", names=names)
 
 
 def word_release(release: Remedy) -> str:
     """Return the line to type for a release of a leak's."""
     return (
-        "%memrelease --out" if release.kind == "out" else f"%memrelease {' '.join(release.names)}"
+        "%memrelease --out"
+        if release.kind is RemedyKind.OUT
+        else f"%memrelease {' '.join(release.names)}"
     )
 
 

@@ -51,42 +51,50 @@ from gpumemwidget.units import format_bytes
 #: For remedies that name nothing: what the first line calls it, what to do, and the line to type
 #: (``""`` if there is none, or if it depends on the error).
 _REMEDIES: dict[RemedyKind, tuple[str, str, str]] = {
-    "last exception": (
+    RemedyKind.LAST_EXCEPTION: (
         "Releasing the last exception",
         "Release the last exception, with all that its frames hold",
         "%memrelease --exceptions",
     ),
-    "out": (
+    RemedyKind.OUT: (
         "Dropping the displayed values",
         "Drop the displayed values (Out)",
         "%memrelease --out",
     ),
-    "gradients": (
+    RemedyKind.GRADIENTS: (
         "Setting the gradients to None",
         "Set the gradients to None before this: optimizer.zero_grad()",
         "",
     ),
-    "cached blocks": ("Emptying PyTorch's cache", "Empty PyTorch's cache", ""),
-    "library caches": (
+    RemedyKind.CACHED_BLOCKS: ("Emptying PyTorch's cache", "Empty PyTorch's cache", ""),
+    RemedyKind.LIBRARY_CACHES: (
         "Emptying the caches of other libraries",
         "Empty the caches of other libraries, such as CuPy",
         "%memrelease --libraries",
     ),
-    "expandable segments": (
+    RemedyKind.EXPANDABLE_SEGMENTS: (
         "Letting segments grow",
         "Let segments grow, so that free memory does not lie in pieces: restart the kernel and "
         "set this before torch is imported",
         "%env PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
     ),
-    "limit": ("A higher limit", "Take away or raise the limit of this process", ""),
-    "other processes": ("Ending other processes", "End other processes that take memory", ""),
-    "smaller batch": ("A smaller batch", "Halve the batch: half of what activations took", ""),
-    "no_grad": (
+    RemedyKind.LIMIT: ("A higher limit", "Take away or raise the limit of this process", ""),
+    RemedyKind.OTHER_PROCESSES: (
+        "Ending other processes",
+        "End other processes that take memory",
+        "",
+    ),
+    RemedyKind.SMALLER_BATCH: (
+        "A smaller batch",
+        "Halve the batch: half of what activations took",
+        "",
+    ),
+    RemedyKind.NO_GRAD: (
         "Using torch.no_grad()",
         "Use torch.no_grad(): this cell never calls backward()",
         "",
     ),
-    "checkpointing": (
+    RemedyKind.CHECKPOINTING: (
         "Checkpointing",
         "Recompute activations in backward (torch.utils.checkpoint) instead of keeping them",
         "",
@@ -173,7 +181,7 @@ def judge_shortage(event: OomEvent, ways: Sequence[Remedy]) -> str:
             if is_enough and way.gives_is in degrees:
                 cost = ", but lose training state" if way.loses_training_state else ""
                 act = f"Releasing {clean(join_words(way.names, FEW))}"
-                act = act if way.kind == "names" else _REMEDIES[way.kind][0]
+                act = act if way.kind is RemedyKind.NAMES else _REMEDIES[way.kind][0]
                 return f"{short} {act} {words} be enough{cost}."
     return f"{short} Nothing listed here frees enough by itself."
 
@@ -247,7 +255,7 @@ def _word_amount(way: Remedy) -> str:
 
 def word_remedy(way: Remedy, event: OomEvent) -> tuple[str, str]:
     """Return what to do, and the line to type for it (``""`` if it is no single line)."""
-    if way.kind == "names":
+    if way.kind is RemedyKind.NAMES:
         together = " together" if len(way.names) > 1 else ""
         # A name that is no identifier, which code can make, can't be typed after the magic.
         can_be_typed = all(map(str.isidentifier, way.names))
@@ -256,13 +264,13 @@ def word_remedy(way: Remedy, event: OomEvent) -> tuple[str, str]:
             f"%memrelease {' '.join(way.names)}" if can_be_typed else "",
         )
     _, text, command = _REMEDIES[way.kind]
-    if way.kind == "cached blocks":
+    if way.kind is RemedyKind.CACHED_BLOCKS:
         kind = event.device.partition(":")[0]
         module = kind if kind in ("cuda", "xpu", "mps") else "accelerator"
         command = f"torch.{module}.empty_cache()"
-    elif way.kind == "limit":
+    elif way.kind is RemedyKind.LIMIT:
         command = f"%memlimit off --device {event.device}"
-    elif way.kind == "other processes":
+    elif way.kind is RemedyKind.OTHER_PROCESSES:
         command = "!ps aux --sort=-rss | head" if event.device == HOST else "!nvidia-smi"
         others = [use for use in event.state.processes or () if use.relation != "own"]
         if others:

@@ -24,7 +24,7 @@ from typing import Any, Literal
 import anywidget
 import traitlets
 
-from gpumemwidget.model.ooms import OomEvent, Remedy
+from gpumemwidget.model.ooms import OomEvent, Remedy, RemedyKind
 from gpumemwidget.model.releases import ReleaseRequest
 from gpumemwidget.oom.detection import describe_oom
 from gpumemwidget.ownership.shell import Shell
@@ -67,7 +67,7 @@ class _Button:
         way, act, question = self.way, "release", ""
         if way is None:
             act = "save"
-        elif way.kind == "cached blocks":
+        elif way.kind is RemedyKind.CACHED_BLOCKS:
             act = "give"
         elif way.loses_training_state:
             question = f"Release {join_words(way.names)}? This loses training state."
@@ -188,13 +188,15 @@ class CardButtons(anywidget.AnyWidget):
         device = button.device
         if way is None:
             return "done", (f"Written to {self._save()}.",)
-        if way.kind == "cached blocks":
+        if way.kind is RemedyKind.CACHED_BLOCKS:
             before = describe_oom(hardware, device)
             hardware.empty_cache()
             return "done", (describe_cached(before, describe_oom(hardware, device)),)
         report = self._session.release(
             ReleaseRequest(
-                way.names, out=way.kind == "out", exceptions=way.kind == "last exception"
+                way.names,
+                out=way.kind is RemedyKind.OUT,
+                exceptions=way.kind is RemedyKind.LAST_EXCEPTION,
             )
         )
         line, *more = describe_released(way, report, device)
@@ -234,6 +236,6 @@ def _identify(shell: Shell, way: Remedy | None) -> tuple[int, ...]:
     """
     if way is None:
         return ()
-    if way.kind == "last exception":
+    if way.kind is RemedyKind.LAST_EXCEPTION:
         return (id(getattr(sys, "last_value", None)),)
     return tuple(id(shell.user_ns.get(name)) for name in way.names)

@@ -12,7 +12,7 @@ import torch
 from IPython.core.interactiveshell import InteractiveShell
 
 from gpumemwidget.jupyter import outputs as cell_outputs
-from gpumemwidget.model.ooms import OomCard
+from gpumemwidget.model.ooms import OomCard, RemedyKind
 from gpumemwidget.report.oom import word_remedy
 from gpumemwidget.session.oom_watch import OomWatch
 from gpumemwidget.session.session import Session
@@ -73,7 +73,7 @@ def read_allocated() -> int:
 
 
 def find_gives(card: OomCard, kind: str) -> int:
-    return next(way.gives_bytes or 0 for way in card.ways if way.kind == kind)
+    return next(way.gives_bytes or 0 for way in card.ways if way.kind.value == kind)
 
 
 def hold_to_counters(card: OomCard) -> None:
@@ -178,7 +178,7 @@ def test_in_backward(
     assert (card.place or "").endswith(f"], line {line}")
     assert function in (None, card.function)
     assert find_gives(card, "last exception") == read_allocated() - before
-    assert {way.kind for way in card.ways} >= kinds
+    assert {way.kind.value for way in card.ways} >= kinds
     run(shell, "%memrelease --exceptions")
     assert read_allocated() == before
 
@@ -311,7 +311,9 @@ def test_gradients_and_names(shell: InteractiveShell, cards: list[OomCard]) -> N
     run(shell, "unused = torch.empty(256 * 1024**2, dtype=torch.uint8, device='cuda')")
     run(shell, f"model(x)\ntorch.empty({HUGE}, device='cuda')")
     (card,) = cards
-    names = next(way for way in card.ways if way.kind == "names" and way.names == ("unused",))
+    names = next(
+        way for way in card.ways if way.kind is RemedyKind.NAMES and way.names == ("unused",)
+    )
 
     before = read_allocated()
     run(shell, f"%memrelease {' '.join(names.names)}")
@@ -366,7 +368,7 @@ def test_the_card_of_an_oom_says_the_limit(
     (card,) = cards
     assert card.event.limit_bytes == limit_bytes
     assert find_gives(card, "limit") > 0
-    (way,) = (each for each in card.ways if each.kind == "limit")
+    (way,) = (each for each in card.ways if each.kind is RemedyKind.LIMIT)
     _, command = word_remedy(way, card.event)
     assert command == "%memlimit off --device cuda:0"
     # The text's lines are as narrow as a page's.

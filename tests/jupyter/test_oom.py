@@ -24,7 +24,7 @@ from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.model.breakdowns import BreakdownPart
 from gpumemwidget.model.devices import HOST
-from gpumemwidget.model.ooms import OomCard
+from gpumemwidget.model.ooms import OomCard, RemedyKind
 from gpumemwidget.oom import remedies
 from gpumemwidget.ownership.graph import torch_reader as storages
 from gpumemwidget.session.oom_watch import OomWatch
@@ -161,7 +161,7 @@ def test_what_is_said(loaded: InteractiveShell, cards: list[OomCard]) -> None:
     assert card.breakdown is not None
     assert card.breakdown.parts[0].parts == (BreakdownPart("kind", 70 * MIB, kind="tensor"),)
     assert (card.n_caught, card.notes) == (0, ())
-    assert [(way.kind, way.gives_bytes) for way in card.ways] == [
+    assert [(way.kind.value, way.gives_bytes) for way in card.ways] == [
         ("names", 40 * MIB),
         ("last exception", 30 * MIB),
         ("smaller batch", 15 * MIB),
@@ -178,7 +178,7 @@ def test_what_is_promised_is_kept(
 
     run(loaded, "%memrelease --exceptions")
 
-    way = next(way for way in cards[0].ways if way.kind == "last exception")
+    way = next(way for way in cards[0].ways if way.kind is RemedyKind.LAST_EXCEPTION)
     assert way.gives_bytes == held - before == 30 * MIB
     assert gpu.allocated_bytes == before
     assert "30.00 MiB on cuda:0" in capsys.readouterr().out
@@ -439,7 +439,7 @@ def test_the_hosts_card(
     assert card.event.device_free_bytes is not None
     assert (card.place or "").endswith("], line 3")
     assert card.text == call
-    exception = next(way for way in card.ways if way.kind == "last exception")
+    exception = next(way for way in card.ways if way.kind is RemedyKind.LAST_EXCEPTION)
     assert (exception.gives_bytes, exception.gives_is) == (64 * MIB, "exact")
 
 

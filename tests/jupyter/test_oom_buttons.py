@@ -19,7 +19,7 @@ import torch
 from IPython.utils.capture import capture_output
 
 from gpumemwidget.jupyter.outputs import show_card
-from gpumemwidget.model.ooms import OomCard, Remedy
+from gpumemwidget.model.ooms import OomCard, Remedy, RemedyKind
 from gpumemwidget.model.predictions import PredictedRemedy
 from gpumemwidget.progress import Stage, report_progress
 from gpumemwidget.report.oom import report_oom
@@ -65,7 +65,7 @@ def page(shell: Any) -> _Page:
 
 def _make_way(kind: str, *names: str, **more: object) -> Remedy:
     values: dict[str, object] = {"gives_bytes": 64 * _MIB, "gives_is": "exact", **more}
-    return Remedy(kind, names=names, **values)  # type: ignore[arg-type]
+    return Remedy(RemedyKind(kind), names=names, **values)  # type: ignore[arg-type]
 
 
 def _make_card(*ways: Remedy) -> OomCard:

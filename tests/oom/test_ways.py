@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gpumemwidget.model.devices import HOST, Block, DeviceInfo, DeviceState, ProcessUse, Segment
-from gpumemwidget.model.ooms import OomEvent, Remedy
+from gpumemwidget.model.ooms import OomEvent, Remedy, RemedyKind
 from gpumemwidget.model.ownership import DeviceAccount, DeviceBytes, MemoryKind, Owned
 from gpumemwidget.oom.remedies import find_remedies
 from gpumemwidget.ownership.account import take_running_account
@@ -33,8 +33,8 @@ def find(
     at_oom: DeviceAccount | None = None,
     mentions: Collection[str] = (),
 ) -> dict[str, Remedy]:
-    """The ways by their kind."""
-    return {way.kind: way for way in find_all(notebook, event, at_oom, mentions)}
+    """The ways by the words of their kinds."""
+    return {way.kind.value: way for way in find_all(notebook, event, at_oom, mentions)}
 
 
 def find_all(
@@ -57,7 +57,7 @@ def find_all(
 
 def find_names(notebook: Notebook, event: OomEvent = ON_HOST) -> list[Remedy]:
     """The sets of names that are offered."""
-    return [way for way in find_all(notebook, event) if way.kind == "names"]
+    return [way for way in find_all(notebook, event) if way.kind is RemedyKind.NAMES]
 
 
 def own(kind: MemoryKind, n_bytes: int, root: str = "name") -> Owned:
@@ -88,7 +88,9 @@ def test_both_at_the_end_in_one_walk(notebook: Notebook) -> None:
     alone = take_running_account(notebook.shell, notebook.hardware, HOST, budget_s=60)
     at_oom = next(each for each in alone.devices if each.device == HOST)
 
-    assert {"last exception", "gradients", "names", "smaller batch"} <= {way.kind for way in ways}
+    assert {"last exception", "gradients", "names", "smaller batch"} <= {
+        way.kind.value for way in ways
+    }
     assert taken is not None
     (device,) = (each for each in taken.devices if each.device == HOST)
     assert _list_big(device) == _list_big(at_oom)
@@ -161,7 +163,7 @@ def test_names_that_the_cell_does_not_mention(notebook: Notebook, tracker: Track
     notebook.put(one=shared, two=[shared])
     del shared
 
-    names = [way for way in find_all(notebook, mentions={"used"}) if way.kind == "names"]
+    names = [way for way in find_all(notebook, mentions={"used"}) if way.kind is RemedyKind.NAMES]
 
     assert [(way.names, way.gives_bytes) for way in names] == [
         (("one", "two"), 3 * MIB),

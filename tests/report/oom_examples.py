@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from gpumemwidget.model.devices import DeviceInfo, DeviceState, DeviceUse, ProcessUse, Reading
-from gpumemwidget.model.ooms import OomCard, OomEvent, Remedy
+from gpumemwidget.model.ooms import OomCard, OomEvent, Remedy, RemedyKind
 from gpumemwidget.model.ownership import DeviceAccount, MemoryKind, Owned
 from gpumemwidget.oom.detection import divide_device
 from tests.report.examples import HOSTILE, MIB, own
@@ -30,14 +30,16 @@ _ACCOUNT = DeviceAccount(
 OWN = ProcessUse(1, "python", "own", 68 * GIB + 604 * MIB)
 OTHER = ProcessUse(4711, "python serve.py", "other", 10 * GIB)
 _WAYS = (
-    Remedy("last exception", 41 * GIB, "exact"),
-    Remedy("smaller batch", 19 * GIB, "about"),
-    Remedy("names", 3 * GIB + 200 * MIB, "at least", names=("validation_losses", "old_model")),
-    Remedy("gradients", 6 * GIB, "exact"),
-    Remedy("out", 64 * MIB, "exact"),
-    Remedy("cached blocks", 2 * GIB, "at most"),
-    Remedy("expandable segments", None, "at most"),
-    Remedy("no_grad", None, "about"),
+    Remedy(RemedyKind.LAST_EXCEPTION, 41 * GIB, "exact"),
+    Remedy(RemedyKind.SMALLER_BATCH, 19 * GIB, "about"),
+    Remedy(
+        RemedyKind.NAMES, 3 * GIB + 200 * MIB, "at least", names=("validation_losses", "old_model")
+    ),
+    Remedy(RemedyKind.GRADIENTS, 6 * GIB, "exact"),
+    Remedy(RemedyKind.OUT, 64 * MIB, "exact"),
+    Remedy(RemedyKind.CACHED_BLOCKS, 2 * GIB, "at most"),
+    Remedy(RemedyKind.EXPANDABLE_SEGMENTS, None, "at most"),
+    Remedy(RemedyKind.NO_GRAD, None, "about"),
 )
 
 
@@ -129,8 +131,8 @@ def make_host_card(**changes: object) -> OomCard:
         ),
         owned_bytes=900 * MIB,
         ways=(
-            Remedy("names", 200 * MIB, "exact", names=("dataset",)),
-            Remedy("smaller batch", 4096 * GIB, "about"),
+            Remedy(RemedyKind.NAMES, 200 * MIB, "exact", names=("dataset",)),
+            Remedy(RemedyKind.SMALLER_BATCH, 4096 * GIB, "about"),
         ),
     )
     return _divide(replace(card, **changes))  # type: ignore[arg-type]
@@ -154,8 +156,8 @@ def make_hostile_card() -> OomCard:
         function="torch.<script>alert(1)</script>\u202e",
         owners=(own((HOSTILE,), 9 * GIB), own((path,), 8 * GIB, "parameter")),
         ways=(
-            Remedy("names", GIB, "exact", names=(HOSTILE, HOSTILE)),
-            Remedy("limit", 9 * GIB, "at most"),
+            Remedy(RemedyKind.NAMES, GIB, "exact", names=(HOSTILE, HOSTILE)),
+            Remedy(RemedyKind.LIMIT, 9 * GIB, "at most"),
         ),
         n_caught=1,
         notes=(HOSTILE,),

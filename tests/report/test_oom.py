@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpumemwidget.model.breakdowns import Breakdown, BreakdownPart
 from gpumemwidget.model.devices import ProcessUse
-from gpumemwidget.model.ooms import OomEvent, Remedy
+from gpumemwidget.model.ooms import OomEvent, Remedy, RemedyKind
 from gpumemwidget.model.ownership import DeviceAccount, MemoryKind, Owned
 from gpumemwidget.model.releases import Remnant
 from gpumemwidget.oom.detection import divide_device
@@ -124,22 +124,27 @@ def test_any_bar_adds_up(
     ("ways", "verdict"),
     [
         (
-            [Remedy("out", 3 * GIB, "at most"), Remedy("last exception", 2 * GIB, "exact")],
+            [
+                Remedy(RemedyKind.OUT, 3 * GIB, "at most"),
+                Remedy(RemedyKind.LAST_EXCEPTION, 2 * GIB, "exact"),
+            ],
             "You are about 1.40 GiB short. Releasing the last exception would be enough.",
         ),
         (
-            [Remedy("out", 3 * GIB, "at most"), Remedy("names", GIB, "exact")],
+            [Remedy(RemedyKind.OUT, 3 * GIB, "at most"), Remedy(RemedyKind.NAMES, GIB, "exact")],
             "You are about 1.40 GiB short. Dropping the displayed values may be enough.",
         ),
         (
             [
-                Remedy("out", GIB, "exact"),
-                Remedy("names", 9 * GIB, "exact", names=("opt",), loses_training_state=True),
+                Remedy(RemedyKind.OUT, GIB, "exact"),
+                Remedy(
+                    RemedyKind.NAMES, 9 * GIB, "exact", names=("opt",), loses_training_state=True
+                ),
             ],
             "You are about 1.40 GiB short. Releasing opt would be enough, but lose training state.",
         ),
         (
-            [Remedy("out", GIB, "exact"), Remedy("no_grad", None, "about")],
+            [Remedy(RemedyKind.OUT, GIB, "exact"), Remedy(RemedyKind.NO_GRAD, None, "about")],
             "You are about 1.40 GiB short. Nothing listed here frees enough by itself.",
         ),
     ],
@@ -167,7 +172,7 @@ def test_the_verdict_is_told_anew_when_a_remedy_was_used() -> None:
 
 def test_release_is_told_with_its_promise() -> None:
     """What was promised on the card, what was measured, what stands now."""
-    way = Remedy("names", 3 * GIB, "at least")
+    way = Remedy(RemedyKind.NAMES, 3 * GIB, "at least")
     report = make_release(remains=(Remnant(GIB, "cuda:0", ("y.grad", "x")),))
 
     line, *remains = describe_released(way, report, "cuda:0")
