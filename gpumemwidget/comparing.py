@@ -38,6 +38,7 @@ from gpumemwidget.recording.running_cell import find_first_line
 from gpumemwidget.remote.reader.recordings import Recordings
 from gpumemwidget.report.comparison import report_comparison
 from gpumemwidget.report.render.output import Report, ShowsReport
+from gpumemwidget.report.render.wording import name_device
 from gpumemwidget.session.tracer import SNAPSHOT_SUFFIXES, Trace, load_trace
 from gpumemwidget.session.whole_devices import DeviceBreakdowns
 from gpumemwidget.units import format_bytes
@@ -188,7 +189,7 @@ def find_grown_peaks(a: Side, b: Side, share: float) -> list[str]:
                 "name one file"
             )
     for key in keys:
-        where = "on the host" if key[0] == HOST else f"on {key[0]}"
+        where = f"on {name_device(key[0])}"
         old, new = firsts.get(key), seconds.get(key)
         for total, side in ((old, "A"), (new, "B")):
             if total is not None and total.n_bytes is None:

@@ -23,6 +23,7 @@ from gpumemwidget.report.render.blocks import (
 from gpumemwidget.report.render.markup import clean
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.text import SHORT_WIDTH, cut_middle
+from gpumemwidget.report.render.wording import name_device
 from gpumemwidget.units import format_bytes, format_change
 
 _SAME = "No change, or on the host less than 1 MiB"
@@ -87,7 +88,7 @@ def _is_shown(total: ComparedTotal) -> bool:
 
 
 def _name_total(total: ComparedTotal) -> str:
-    return f"{total.measure} on {'the host' if total.device == HOST else total.device}"
+    return f"{total.measure} on {name_device(total.device)}"
 
 
 def describe_comparison(

@@ -15,7 +15,7 @@ from gpumemwidget.model.leaks import (
 )
 from gpumemwidget.model.ooms import Remedy, RemedyKind
 from gpumemwidget.model.ownership import FixKind
-from gpumemwidget.report.release import word_fix
+from gpumemwidget.report.release import spell_release, word_fix
 from gpumemwidget.report.render.blocks import (
     FEW,
     MOST_ROWS,
@@ -36,7 +36,7 @@ from gpumemwidget.report.render.html import CARD_CLASS, WARNING_CLASS
 from gpumemwidget.report.render.markup import clean
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.text import SHORT_WIDTH, cut, cut_middle
-from gpumemwidget.report.render.wording import count, join_words
+from gpumemwidget.report.render.wording import count, join_words, name_memory
 from gpumemwidget.units import format_bytes, format_change
 
 
@@ -181,15 +181,11 @@ def _find_cut(leak: Leak, holder: LeakHolder) -> tuple[str, str]:
     return "Keep less of it, or clear it before it grows", ""
 
 
-def name_memory(device: str) -> str:
-    """Return ``host memory`` for the host, and a GPU's own name."""
-    return "host memory" if device == HOST else device
-
-
 def find_release(leak: Leak) -> Remedy | None:
     """Return the release that frees what is held now; ``None`` where that would free more.
 
-    A list may be released; a trainer that has one among much else may not.
+    Nor is there one of more names than can be typed. A list may be released; a trainer that has one
+    among much else may not.
     """
     if all(holder.path.startswith("Out[") for holder in leak.holders):
         return Remedy(RemedyKind.OUT, None, "about")
@@ -198,16 +194,12 @@ def find_release(leak: Leak) -> Remedy | None:
         if not holder.row.isidentifier() or not is_all or holder.in_model:
             return None
     names = tuple(dict.fromkeys(holder.row for holder in leak.holders))
-    return Remedy(RemedyKind.NAMES, None, "about", names=names)
+    return Remedy(RemedyKind.NAMES, None, "about", names=names) if spell_release(names) else None
 
 
 def word_release(release: Remedy) -> str:
     """Return the line to type for a release of a leak's."""
-    return (
-        "%memrelease --out"
-        if release.kind is RemedyKind.OUT
-        else f"%memrelease {' '.join(release.names)}"
-    )
+    return "%memrelease --out" if release.kind is RemedyKind.OUT else spell_release(release.names)
 
 
 def _describe_growth(leak: Leak) -> str:

@@ -14,7 +14,7 @@ from gpumemwidget.model.ownership import Owned
 from gpumemwidget.model.releases import ReleaseReport
 from gpumemwidget.report.charts.device import DeviceBar
 from gpumemwidget.report.prediction import describe_remedy
-from gpumemwidget.report.release import describe_stays, word_remnant, word_stop
+from gpumemwidget.report.release import describe_stays, spell_release, word_remnant, word_stop
 from gpumemwidget.report.render.blocks import (
     FEW,
     SOME,
@@ -41,6 +41,9 @@ from gpumemwidget.report.render.text import LONG_WIDTH, SHORT_WIDTH, cut, cut_mi
 from gpumemwidget.report.render.wording import (
     count,
     join_words,
+    name_device,
+    name_library,
+    name_memory,
     name_one_kind,
     name_process,
     name_reserved,
@@ -114,8 +117,8 @@ def report_oom(card: OomCard, *, name: str = "") -> Report:
     if card.breakdown is None:
         blocks.append(Note("How full the device was is unknown."))
     else:
-        where = "host memory" if event.device == HOST else event.device
-        blocks.append(DeviceBar(card.breakdown, f"{where}, as of the error"))
+        title = f"{name_memory(event.device)}, as of the error"
+        blocks.append(DeviceBar(card.breakdown, title))
         if event.is_fragmented:
             largest = format_bytes(event.largest_free_block_bytes)
             words = f"Reserved memory is fragmented: its largest free block is {largest}."
@@ -141,12 +144,8 @@ def report_oom(card: OomCard, *, name: str = "") -> Report:
     return Report(blocks, (CARD_CLASS, name) if name else (CARD_CLASS,))
 
 
-def _name_host(event: OomEvent) -> str:
-    return "the host" if event.device == HOST else event.device
-
-
 def _describe_request(event: OomEvent) -> Iterator[str]:
-    yield f"Out of memory on {_name_host(event)}"
+    yield f"Out of memory on {name_device(event.device)}"
     if event.requested_bytes is not None:
         yield f"{format_bytes(event.requested_bytes)} requested"
     else:
@@ -173,7 +172,7 @@ def judge_shortage(event: OomEvent, ways: Sequence[Remedy]) -> str:
         return f"This request is larger than {whole}: ask for less at a time."
     missing = find_missing(event)
     if missing is None:
-        return f"Not enough memory on {_name_host(event)} for this request."
+        return f"Not enough memory on {name_device(event.device)} for this request."
     short = f"You are about {format_bytes(missing)} short."
     for words, degrees in (("would", ("exact", "at least")), ("may", ("about", "at most"))):
         for way in ways:
@@ -257,17 +256,11 @@ def word_remedy(way: Remedy, event: OomEvent) -> tuple[str, str]:
     """Return what to do, and the line to type for it (``""`` if it is no single line)."""
     if way.kind is RemedyKind.NAMES:
         together = " together" if len(way.names) > 1 else ""
-        # A name that is no identifier, which code can make, can't be typed after the magic.
-        can_be_typed = all(map(str.isidentifier, way.names))
-        return (
-            f"Release {join_words(way.names, FEW)}{together}, not mentioned in this cell",
-            f"%memrelease {' '.join(way.names)}" if can_be_typed else "",
-        )
+        words = f"Release {join_words(way.names, FEW)}{together}, not mentioned in this cell"
+        return words, spell_release(way.names)
     _, text, command = _REMEDIES[way.kind]
     if way.kind is RemedyKind.CACHED_BLOCKS:
-        kind = event.device.partition(":")[0]
-        module = kind if kind in ("cuda", "xpu", "mps") else "accelerator"
-        command = f"torch.{module}.empty_cache()"
+        command = f"{name_library(event.device)}.empty_cache()"
     elif way.kind is RemedyKind.LIMIT:
         command = f"%memlimit off --device {event.device}"
     elif way.kind is RemedyKind.OTHER_PROCESSES:

@@ -194,14 +194,21 @@ def describe_joint(joint: JointRelease | None, *, done: Sequence[str] = ()) -> l
     """Return the command that frees what names share with others, with what that frees."""
     if joint is None:
         return []
-    names = [name for name in joint.names if name not in done]
-    # A name that is no identifier (``globals()["a b"] = …``) can't be typed after the magic.
+    command = spell_release([name for name in joint.names if name not in done])
+    amounts = format_device_bytes(joint.frees_bytes)
+    return [say(f"To free it: {command} ({amounts})")] if command else []
+
+
+def spell_release(names: Sequence[str]) -> str:
+    """Return the line to type for a release of rows; ``""`` if they are too many to type.
+
+    So it is where a name is no identifier (``globals()["a b"] = …``): no magic takes it.
+    """
     can_be_typed = all(name.isidentifier() or _ROW_NAME.fullmatch(name) for name in names)
     if not can_be_typed or len(names) > MOST_ROWS:
-        return []
+        return ""
     words = " ".join(f'"{name}"' if " " in name else name for name in names)
-    amounts = format_device_bytes(joint.frees_bytes)
-    return [say(f"To free it: %memrelease {words} ({amounts})")]
+    return f"%memrelease {words}"
 
 
 def _list_steps(plan: ReleasePlan) -> Iterator[Step]:

@@ -31,6 +31,16 @@ def name_reserved(device: str) -> str:
     return "resident" if device == HOST else "reserved"
 
 
+def name_device(device: str) -> str:
+    """Return a device's name within a sentence: ``the host``, and a GPU's own name."""
+    return "the host" if device == HOST else device
+
+
+def name_memory(device: str) -> str:
+    """Return ``host memory`` for the host, and a GPU's own name."""
+    return "host memory" if device == HOST else device
+
+
 def word_reading(reading: Reading) -> str:
     """Return ``Now 1.00 GiB allocated, 2.00 GiB reserved.``, without what is unknown."""
     words = f"Now {format_bytes(reading.allocated_bytes)} allocated"
