@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import compress
 
 from gpumemwidget.model.cells import CellDevice, CellRecord, LedgerSort, Span
 from gpumemwidget.model.devices import HOST, PeakIs, Sample
@@ -242,25 +241,22 @@ def report_ledger(
     elif n_before:
         gone = f", of which the oldest {dropped} are no longer kept" * bool(dropped)
         blocks.append(Note(f"The last {len(shown):,} are shown; {n_before:,} came before{gone}."))
-    devices = [device for record in shown for device in _list_moved(record)]
-    is_predicted = any(device.predicted_peak_bytes is not None for device in devices)
     found = {record.start_s: (leaks or {}).get(record.start_s, ()) for record in shown}
-    grows = any(found.values())
-    has = (True, True, True, is_predicted, grows)
-    numbers = compress(number_columns("change", "peak", "predicted", "grows"), has[1:])
     columns = (
         *name_columns("cell"),
         *number_columns("time"),
         Column("status", "words"),
         *name_columns("device"),
-        *numbers,
+        *number_columns("change", "peak"),
+        Column("predicted", is_optional=True),
+        Column("grows", is_optional=True),
         Column("first line", "code", last="cut"),
     )
-    groups = [_list_ledger_rows(record, found[record.start_s], has) for record in shown]
+    groups = [_list_ledger_rows(record, found[record.start_s]) for record in shown]
     caption = "The recorded cells, with the change of allocated memory and its peak"
     table = Table(caption, columns, groups, n_shared=3, caption_is_seen=False, most=n_shown)
     blocks += [table, *_note_hidden(n_hidden), *explain_marks([table])]
-    if grows:
+    if any(found.values()):
         blocks.append(Note("%memleak says what holds the memory that grows."))
     return Report(blocks)
 
@@ -289,8 +285,7 @@ def _list_moved(record: CellRecord) -> list[CellDevice]:
     return [device for device in devices if has_moved(device)] or devices[:1]
 
 
-def _list_ledger_rows(record: CellRecord, leaks: Sequence[Leak], has: Sequence[bool]) -> Group:
-    """Return a cell's rows, with those columns of ``_list_device`` that the table ``has``."""
+def _list_ledger_rows(record: CellRecord, leaks: Sequence[Leak]) -> Group:
     rows: list[Sequence[Cell | str]] = []
     for device in _list_moved(record):
         is_noted = device.is_over_budget or device.predicted_peak_bytes is not None or leaks
@@ -303,8 +298,7 @@ def _list_ledger_rows(record: CellRecord, leaks: Sequence[Leak], has: Sequence[b
             rows.append((name, change_cell(device.outside_change_bytes), peak, "", ""))
     status = Cell(record.status, tone=STATUS_TONES[record.status])
     cell = (name_cell(record.execution_count), format_duration(record.duration_s), status)
-    unknown = [Cell(UNKNOWN, tone="muted")] * 5
-    first, *others = [tuple(compress(row, has)) for row in rows or [unknown]]
+    first, *others = rows or [[Cell(UNKNOWN, tone="muted")] * 5]
     return make_group((*cell, *first, record.first_line), *others)
 
 

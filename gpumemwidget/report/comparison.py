@@ -18,6 +18,7 @@ from gpumemwidget.report.render.blocks import (
     Table,
     bound_items,
     bytes_cell,
+    drop_blank_columns,
     number_columns,
 )
 from gpumemwidget.report.render.markup import clean
@@ -42,7 +43,11 @@ def report_comparison(a_name: str, b_name: str, totals: Sequence[ComparedTotal])
 
 def _list_tables(a_name: str, b_name: str, totals: Sequence[ComparedTotal]) -> Iterator[Table]:
     """Yield a table for each figure that has changed, with its sum."""
-    columns = (Column("what", "words"), *number_columns(a_name, b_name, "change"))
+    columns = (
+        Column("what", "words"),
+        *number_columns(a_name, b_name, "change"),
+        Column("where", "code", last="wrap", is_optional=True),
+    )
     blank = [Cell("")] * 4
     for total in filter(_is_shown, totals):
         listed = list(map(_list_cells, total.rows))
@@ -50,11 +55,9 @@ def _list_tables(a_name: str, b_name: str, totals: Sequence[ComparedTotal]) -> I
         sums = bytes_cell(total.a_bytes), bytes_cell(total.b_bytes)
         change = Cell(format_change(total.change_bytes), tone="strong")
         rows += ((Cell("in all", tone="strong"), *sums, change, Cell("")),)
-        where = [Column("where", "code", last="wrap")] * any(row.where for row in total.rows)
-        shown = (*columns, *where)
-        groups = [(cells[: len(shown)],) for cells in rows]
+        groups = [(cells,) for cells in rows]
         # It is bounded already, and its sum is always shown.
-        yield Table(_name_total(total), shown, groups, most=len(groups))
+        yield drop_blank_columns(Table(_name_total(total), columns, groups, most=len(groups)))
 
 
 def _list_notes(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import compress
 
 from gpumemwidget.model.breakdowns import (
     Breakdown,
@@ -85,27 +84,24 @@ def report_stat(
     # One reading for both tables: the walk itself changes what malloc has in use.
     owners = [] if account is None else account.devices
     owned = {device.device: device.allocated_bytes for device in owners if device.owned}
-    has_limit = any(device.info.limit_bytes is not None for device in ordered)
-    own_columns = (*name_columns("device", "memory"), *number_columns("now", "peak"))
-    own_rows = [
-        _list_process_rows(device, owned.get(device.info.device), has_limit=has_limit)
-        for device in ordered
-    ]
+    own_columns = (
+        *name_columns("device", "memory"),
+        *number_columns("now", "peak"),
+        Column("limit", is_optional=True),
+    )
+    own_rows = [_list_process_rows(device, owned.get(device.info.device)) for device in ordered]
     uses = [device.use or DeviceUse(device.info.device, None, None, None) for device in ordered]
-    has = (*[True] * 4, any(use.utilization_percent is not None for use in uses), True)
     columns = (
         *name_columns("device"),
-        *number_columns("used", "free", "total", "busy"),
+        *number_columns("used", "free", "total"),
+        Column("busy", is_optional=True),
         Column("name", "words", last="wrap"),
     )
-    rows = [
-        make_group(compress(_list_use(device, use), has))
-        for device, use in zip(ordered, uses, strict=True)
-    ]
+    rows = [make_group(_list_use(*pair)) for pair in zip(ordered, uses, strict=True)]
     blocks: list[Block] = [
-        Table("This process", own_columns + number_columns("limit") * has_limit, own_rows, 1),
+        Table("This process", own_columns, own_rows, 1),
         *_list_kinds(account),
-        Table("Whole devices", tuple(compress(columns, has)), rows),
+        Table("Whole devices", columns, rows),
     ]
     blocks.extend(explain_marks(blocks))
     failures = [word_driver_failure(use.device, use.failure) for use in uses if use.failure]
@@ -113,7 +109,7 @@ def report_stat(
     return Report(blocks)
 
 
-def _list_process_rows(device: DeviceState, owned_bytes: int | None, *, has_limit: bool) -> Group:
+def _list_process_rows(device: DeviceState, owned_bytes: int | None) -> Group:
     name, reading = device.info.device, device.reading
     if reading is None:
         return make_group((name, Cell("not in use", tone="muted")))
@@ -125,8 +121,8 @@ def _list_process_rows(device: DeviceState, owned_bytes: int | None, *, has_limi
     ]
     # A limit is one of reserved bytes.
     return make_group(
-        (name, "allocated", allocated, peaks[0], *[""] * has_limit),
-        (name_reserved(name), bytes_cell(reading.reserved_bytes), peaks[1], *[limit] * has_limit),
+        (name, "allocated", allocated, peaks[0], ""),
+        (name_reserved(name), bytes_cell(reading.reserved_bytes), peaks[1], limit),
     )
 
 

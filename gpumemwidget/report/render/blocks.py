@@ -17,7 +17,7 @@ from gpumemwidget.model.cells import CellDevice, Status
 from gpumemwidget.model.devices import PeakIs, rank_device
 from gpumemwidget.model.ownership import DeviceBytes
 from gpumemwidget.report.render.markup import Html
-from gpumemwidget.units import format_bytes, format_change
+from gpumemwidget.units import UNKNOWN, format_bytes, format_change
 
 #: Maximum numbers of entries of a list in a report: names in a sentence, rows among other things,
 #: and rows of a list of its own, a screen or two. Where all are asked for, it is about as much as a
@@ -73,6 +73,8 @@ class Column:
     last: Literal["wrap", "cut"] | None = None
     #: Maximum width in characters: longer text loses its middle (text) or breaks anywhere (HTML).
     fold: int | None = None
+    #: True if the column is left out where no row has anything in it. It is no shared one.
+    is_optional: bool = False
 
 
 def name_columns(*titles: str) -> tuple[Column, ...]:
@@ -321,6 +323,32 @@ def explain_marks(blocks: Iterable[Block]) -> tuple[Note, ...]:
     return tuple(Note(text, mark=mark) for mark, text in _MARK_MEANINGS.items() if mark in marks)
 
 
+# -- Optional columns ------------------------------------------------------------------------------
+
+
+def drop_blank_columns(table: Table) -> Table:
+    """Return a table without those optional columns whose cells are all blank or unknown."""
+    if not any(column.is_optional for column in table.columns):
+        return table
+    # Each cell with the number of its column: only a group's first row has the shared ones.
+    groups = [
+        [list(enumerate(row, table.n_shared if index else 0)) for index, row in enumerate(group)]
+        for group in table.groups
+    ]
+    cells = (pair for group in groups for row in group for pair in row)
+    known = {place for place, cell in cells if cell.text not in ("", UNKNOWN)}
+    columns = {
+        place: column
+        for place, column in enumerate(table.columns)
+        if not column.is_optional or place in known
+    }
+    kept = [
+        tuple(tuple(cell for place, cell in row if place in columns) for row in group)
+        for group in groups
+    ]
+    return replace(table, columns=tuple(columns.values()), groups=kept)
+
+
 # -- Bounds ----------------------------------------------------------------------------------------
 
 
@@ -340,7 +368,8 @@ def _make_note(tone: Tone, words: str) -> Note:
 def _bound_block(block: Block) -> Block:
     match block:
         case Table() if not block.opens:
-            return replace(block, groups=tuple(_bound_groups(block)))
+            table = drop_blank_columns(block)
+            return replace(table, groups=tuple(_bound_groups(table)))
         case Steps():
             return Steps(bound_items(block.steps, Step))
         case Options():
