@@ -391,7 +391,8 @@ class _AccountTable:
         caption = "owners" if allocated is None else f"{format_bytes(allocated)} allocated{detail}"
         columns = (
             Column("owner", "code", fold=36 if self.names else 24),
-            *number_columns("bytes", "share", *[] if self.names else ["frees"]),
+            *number_columns("bytes", "share"),
+            Column("frees", is_optional=True),
             Column("what", "words", last="wrap"),
         )
         most = max(MOST_ROWS_OF_ALL, len(groups))
@@ -431,13 +432,11 @@ class _AccountTable:
         variable: Variable | None = None,
         mark: str = "",
     ) -> list[Cell]:
-        cells = [owner, bytes_cell(n_bytes, mark=mark), share_cell(n_bytes, self.total_bytes)]
-        if not self.names:
-            frees = Cell("")
-            if variable is not None:
-                frees = device_bytes_cell(variable.frees_bytes, self.part.device)
-            cells.append(frees)
-        return [*cells, Cell(what)]
+        amount = bytes_cell(n_bytes, mark=mark)
+        frees = Cell("")
+        if variable is not None and not self.names:
+            frees = device_bytes_cell(variable.frees_bytes, self.part.device)
+        return [owner, amount, share_cell(n_bytes, self.total_bytes), frees, Cell(what)]
 
     def _describe(self, node: Node, row: Row, *, above: Node | None) -> str:
         """Return what a node is; a part repeats nothing that its whole says."""

@@ -51,7 +51,7 @@ _PROCESS = Column("process", "name", fold=16)
 _DEVICE_COLUMNS = (
     *name_columns("device"),
     *number_columns("allocated", "reserved", "peak"),
-    Column("peak in", "words", last="wrap"),
+    Column("peak in", "words", last="wrap", is_optional=True),
 )
 _TONES: dict[str, Tone] = {"running": "plain", "ended": "muted", "failed": "bad", "lost": "warn"}
 #: The next step where no process is watched.
