@@ -43,6 +43,7 @@ from gpumemwidget.report.render.blocks import (
     say,
     share_cell,
     sort_devices,
+    split_rest,
     warn,
 )
 from gpumemwidget.report.render.output import Report
@@ -164,13 +165,12 @@ def list_lines(root: Node, *, levels: int | None, most: int | None) -> Iterator[
         # A part with less than a hundredth of its row is not opened.
         if levels is not None and line.node.n_bytes < 0.01 * root.n_bytes:
             continue
-        parts = line.node.open()
-        # A line that says "1 more" would take the room of that one.
-        n_shown = len(parts) if most is None or len(parts) <= most + 1 else most
-        if rest := parts[n_shown:]:
+        parts: Sequence[Node] = line.node.open()
+        shown, rest = split_rest(parts, len(parts) if most is None else most)
+        if rest:
             n_bytes = sum(part.n_bytes for part in rest)
             pending.append(Line(level, None, line.node, len(rest), n_bytes))
-        pending.extend(Line(level, part, line.node) for part in reversed(parts[:n_shown]))
+        pending.extend(Line(level, part, line.node) for part in reversed(shown))
 
 
 def _split(node: Node) -> list[Node]:
@@ -368,14 +368,14 @@ class _AccountTable:
     def list_blocks(self) -> list[Block]:
         """Return the table, with a row for all but the names, and none if it has none of them."""
         rows = list_rows(self.part.owned)
-        shown = [pair for pair in rows if not self.names or pair[0].name in self.names]
+        # The last row is what is unattributed, and always shown.
+        listed, left_out = split_rest(rows[:-1], self.most)
+        shown, words = [*listed, rows[-1]], f"… {len(left_out):,} more"
+        if self.names:
+            shown = [pair for pair in rows if pair[0].name in self.names]
+            left_out, words = [pair for pair in rows if pair not in shown], "everything else"
         if not shown:
             return []
-        left_out, words = [pair for pair in rows if pair not in shown], "everything else"
-        if not self.names and len(rows) > self.most + 2:
-            # The last row is what is unattributed, and always shown.
-            shown, left_out = [*rows[: self.most], rows[-1]], rows[self.most : -1]
-            words = f"… {len(left_out):,} more"
         groups = [
             make_group(*(self._list_line(line, row) for line in self._list_lines(row, node)))
             for row, node in shown

@@ -114,7 +114,7 @@ def _list_rows(device: CellDevice) -> Group:
             shown = mark_budget(peak, device) if span is device.peak_counter else peak
             peaks = (shown, change_cell(span.rise_bytes, mark=peak.mark))
         rows.append((name, *numbers, *peaks))
-    return make_group((device.device, *rows[0]), *rows[1:])
+    return make_group(*rows, shared=(device.device,))
 
 
 def _name_spans(device: CellDevice) -> list[tuple[str, Span, PeakIs | None]]:
@@ -299,7 +299,7 @@ def _list_ledger_rows(record: CellRecord, leaks: Sequence[Leak]) -> Group:
     status = Cell(record.status, tone=STATUS_TONES[record.status])
     cell = (name_cell(record.execution_count), format_duration(record.duration_s), status)
     first, *others = rows or [[Cell(UNKNOWN, tone="muted")] * 5]
-    return make_group((*cell, *first, record.first_line), *others)
+    return make_group((*first, record.first_line), *others, shared=cell)
 
 
 def _list_device(device: CellDevice, leaks: Sequence[Leak]) -> Sequence[Cell | str]:

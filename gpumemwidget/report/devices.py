@@ -46,6 +46,7 @@ from gpumemwidget.report.render.blocks import (
     peak_cell,
     share_cell,
     sort_devices,
+    split_rest,
     warn,
 )
 from gpumemwidget.report.render.output import Report
@@ -121,8 +122,9 @@ def _list_process_rows(device: DeviceState, owned_bytes: int | None) -> Group:
     ]
     # A limit is one of reserved bytes.
     return make_group(
-        (name, "allocated", allocated, peaks[0], ""),
+        ("allocated", allocated, peaks[0], ""),
         (name_reserved(name), bytes_cell(reading.reserved_bytes), peaks[1], limit),
+        shared=(name,),
     )
 
 
@@ -167,8 +169,8 @@ def _list_kind_rows(account: DeviceAccount) -> Group:
         rows.append((Cell("not accounted for", tone="warn"), total - found_bytes))
     name = "allocated" if account.allocated_bytes == total else "total"
     rows.append((Cell(name, tone="strong"), total))
-    first, *others = [(cell, bytes_cell(n), share_cell(n, total)) for cell, n in rows]
-    return make_group((account.device, *first), *others)
+    cells = [(cell, bytes_cell(n), share_cell(n, total)) for cell, n in rows]
+    return make_group(*cells, shared=(account.device,))
 
 
 # -- What the user sets: limits, budgets, peaks ----------------------------------------------------
@@ -305,8 +307,9 @@ def _list_groups(breakdown: Breakdown) -> Iterator[Group]:
     for part in breakdown.parts:
         rows.append(_list_cells(part, breakdown))
         # Of many processes the largest are listed.
-        rows.extend(_list_cells(inner, breakdown, level=1) for inner in part.parts[:20])
-        if rest := part.parts[20:]:
+        listed, rest = split_rest(part.parts, 20)
+        rows.extend(_list_cells(inner, breakdown, level=1) for inner in listed)
+        if rest:
             more = Cell(f"{len(rest):,} more", tone="muted", level=1)
             n_bytes = sum(inner.n_bytes for inner in rest)
             share = share_cell(n_bytes, breakdown.total_bytes).text

@@ -194,13 +194,13 @@ def _tabulate_owners(record: PredictionRecord) -> Table:
         n_bytes = sum(owner.n_bytes for owner in owners)
         # Owners with less than a fiftieth of their kind are not shown.
         shown = [owner for owner in owners[:FEW] if 50 * owner.n_bytes >= n_bytes]
-        first, *others = [
+        rows = [
             (owner.path or "—", bytes_cell(owner.n_bytes), _word_origin(owner))
             for owner in shown or owners[:1]
         ]
         name = "temporaries" if kind == "temporary" else name_kind(kind)  # type: ignore[arg-type]
         sums = name, bytes_cell(n_bytes), share_cell(n_bytes, total)
-        groups.append(make_group((*sums, *first), *others))
+        groups.append(make_group(*rows, shared=sums))
     columns = (
         *name_columns("what"),
         *number_columns("bytes", "share"),

@@ -242,8 +242,7 @@ def _describe_one(state: ProcessState) -> Heading:
 
 def _list_process_rows(state: ProcessState, name: str) -> Group:
     shared = (name, Cell(word_status(state), tone=_TONES[state.status]))
-    first, *others = _list_device_rows(state, is_alone=False)
-    return make_group((*shared, *first), *others)
+    return make_group(*_list_device_rows(state, is_alone=False), shared=shared)
 
 
 def _list_device_rows(state: ProcessState, *, is_alone: bool) -> list[Sequence[Cell | str]]:
@@ -287,7 +286,7 @@ def _list_gpu_rows(share: GpuShare, names: Mapping[str, str]) -> Group:
     if share.other_bytes:
         rows.append((Cell("others", tone="muted"), bytes_cell(share.other_bytes), ""))
     whole = (name, bytes_cell(share.total_bytes), bytes_cell(share.used_bytes))
-    return make_group((*whole, *rows[0]), *rows[1:])
+    return make_group(*rows, shared=whole)
 
 
 def _list_troubles(state: ProcessState, name: str, moment: str = "") -> Iterator[Note]:
@@ -354,8 +353,8 @@ def _list_span_rows(name: str, spans: Sequence[SpanRecord]) -> Group:
         is_host = device.device == HOST
         peak = peak_cell(highest.peak_counter.peak_bytes, highest.peak_is, is_resident=is_host)
         rows.append((device.device, change_cell(device.peak_counter.change_bytes), peak))
-    first, *others = rows or [(Cell(UNKNOWN, tone="muted"), "", "")]
-    return make_group((name, n_spans, duration, status, *first), *others)
+    rows = rows or [(Cell(UNKNOWN, tone="muted"), "", "")]
+    return make_group(*rows, shared=(name, n_spans, duration, status))
 
 
 def _draw(state: ProcessState, samples: Sequence[Sample]) -> Iterable[Block]:

@@ -42,6 +42,7 @@ from gpumemwidget.report.render.blocks import (
     number_columns,
     share_cell,
     sort_devices,
+    split_rest,
 )
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.text import LONG_WIDTH, cut
@@ -372,18 +373,18 @@ def _list_peak(device: DeviceTrace) -> Iterator[Table]:
     if not device.peak:
         return
     total = sum(part.n_bytes for part in device.peak)
-    n_shown = SOME if len(device.peak) > SOME + 1 else SOME + 1
 
     def list_cells(place: Cell | str, parts: Sequence[PeakPart]) -> list[Cell | str]:
         n_bytes, n_blocks = (sum(p.n_bytes for p in parts), sum(p.n_blocks for p in parts))
         return [place, bytes_cell(n_bytes), share_cell(n_bytes, total), f"{n_blocks:,}"]
 
     rows = []
-    for part in device.peak[:n_shown]:
+    listed, rest = split_rest(device.peak, SOME)
+    for part in listed:
         kind = Cell(part.kind, tone="muted" if part.kind == "freed since" else "plain")
         place = name_origin(part.origin, part.line)
         rows.append([*list_cells(place, [part]), kind, part.owner or ""])
-    if rest := device.peak[n_shown:]:
+    if rest:
         rows.append(list_cells(Cell(f"{len(rest)} more", tone="muted"), rest))
     columns = (
         *name_columns("allocated at"),

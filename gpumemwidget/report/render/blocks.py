@@ -109,10 +109,12 @@ Row = tuple[Cell, ...]
 Group = tuple[Row, ...]
 
 
-def make_group(*rows: Iterable[Cell | str]) -> Group:
-    """Return rows of a table; a plain text is a cell."""
+def make_group(*rows: Iterable[Cell | str], shared: Iterable[Cell | str] = ()) -> Group:
+    """Return rows of a table, with the cells ``shared`` by them; a plain text is a cell."""
+    first, *others = rows
     return tuple(
-        tuple(Cell(cell) if isinstance(cell, str) else cell for cell in row) for row in rows
+        tuple(Cell(cell) if isinstance(cell, str) else cell for cell in row)
+        for row in ((*shared, *first), *others)
     )
 
 
@@ -384,12 +386,18 @@ def _bound_block(block: Block) -> Block:
 def bound_items(
     items: Sequence[_T], make: Callable[[str], _T], most: int = MOST_ROWS
 ) -> tuple[_T, ...]:
-    """Return the first of some items, and one that says how many more there are.
+    """Return the first of some items, and one that says how many more there are."""
+    shown, rest = split_rest(items, most)
+    return (*shown, make(f"{len(rest):,} more")) if rest else tuple(shown)
 
-    An item that said "1 more" would take the room of that one.
+
+def split_rest(items: Sequence[_T], most: int) -> tuple[Sequence[_T], Sequence[_T]]:
+    """Return the first of some items, and those for which "5 more" is said.
+
+    There are two of these at least: "1 more" would take the room of that one.
     """
-    n_more = len(items) - most
-    return (*items[:most], make(f"{n_more:,} more")) if n_more > 1 else tuple(items)
+    n_shown = len(items) if len(items) <= most + 1 else most
+    return items[:n_shown], items[n_shown:]
 
 
 def _bound_groups(table: Table) -> Iterator[Group]:
