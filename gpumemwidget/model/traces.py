@@ -17,8 +17,8 @@ from gpumemwidget.model.cells import CellRecord, Span
 from gpumemwidget.model.devices import Frame, HardwareNote, NamedByWords, PeakIs, Segment
 from gpumemwidget.model.ownership import MemoryKind
 
-#: Maximum number of lines that have a layer of their own in a timeline: an eye tells the colours of
-#: so many apart.
+#: Maximum number of lines that have a layer of their own in a timeline: an eye distinguishes the
+#: colours of so many.
 MAX_LINE_LAYERS = 8
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from gpumemwidget.model.cells import CellDevice, CellRecord, LedgerSort, Span
-from gpumemwidget.model.devices import HOST, PeakIs, Sample
+from gpumemwidget.model.devices import HOST, PeakIs, Reading, Sample
 from gpumemwidget.model.leaks import Leak
-from gpumemwidget.report.charts.timeline import MOST_CHARTS, draw_counters
+from gpumemwidget.model.processes import DevicePeak
+from gpumemwidget.report.charts.timeline import MOST_CHARTS, CounterCharts, draw_counters
 from gpumemwidget.report.leaks import mark_leak
 from gpumemwidget.report.render.blocks import (
     MOST_ROWS,
@@ -86,8 +87,7 @@ def list_cell_blocks(
         blocks[1:] = [Note("No device was read.")]
     if has_charts:
         moved = [device for device in devices if has_moved(device)] or devices[:1]
-        shown = moved[:MOST_CHARTS]
-        blocks.extend(draw_counters(shown, samples, record.start_s, record.duration_s))
+        blocks.extend(draw_cell(record, moved[:MOST_CHARTS], samples))
     for device in devices:
         if device.num_alloc_retries:
             retries = count(device.num_alloc_retries, "retry", "retries")
@@ -98,6 +98,21 @@ def list_cell_blocks(
             blocks.append(Note(f"{device.device} was full: {errors}.", tone="bad"))
     blocks.extend(_list_crossings(record))
     return blocks
+
+
+def draw_cell(
+    record: CellRecord, devices: Sequence[CellDevice], samples: Iterable[Sample]
+) -> list[CounterCharts]:
+    """Return the charts of a cell's devices: at its start, at the samples within it, at its end."""
+    begin = [Reading(d.device, d.allocated.before_bytes, d.reserved.before_bytes) for d in devices]
+    end = [Reading(d.device, d.allocated.after_bytes, d.reserved.after_bytes) for d in devices]
+    start_s, end_s = record.start_s, record.start_s + record.duration_s
+    within = [s for s in samples if 0 < s.time_s - start_s < record.duration_s]
+    peaks = [
+        DevicePeak(d.device, d.allocated.peak_bytes, d.reserved.peak_bytes, d.peak_is)
+        for d in devices
+    ]
+    return draw_counters(peaks, [Sample(start_s, tuple(begin)), *within, Sample(end_s, tuple(end))])
 
 
 def _list_rows(device: CellDevice) -> Group:

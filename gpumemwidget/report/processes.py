@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from gpumemwidget.model.cells import CellDevice, Span, Status
-from gpumemwidget.model.devices import HOST, Reading, Sample, rank_device
+from gpumemwidget.model.cells import Status
+from gpumemwidget.model.devices import HOST, Sample
 from gpumemwidget.model.processes import (
     DevicePeak,
     GpuShare,
@@ -360,15 +361,11 @@ def _list_span_rows(name: str, spans: Sequence[SpanRecord]) -> Group:
 def _draw(state: ProcessState, samples: Sequence[Sample]) -> Iterable[Block]:
     if len(samples) < 2:
         return []
-    first = {reading.device: reading for reading in samples[0].readings}
-    last = {reading.device: reading for reading in samples[-1].readings}
-    peaks = {peak.device: peak for peak in state.peaks}
-    devices = []
-    for name in sorted(last, key=rank_device)[:MOST_CHARTS]:
-        before, after = first.get(name, Reading(name, None, None)), last[name]
-        peak = peaks.get(name, DevicePeak(name, None, None))
-        peak_bytes = None if name == HOST else peak.allocated_bytes
-        allocated = Span(before.allocated_bytes, after.allocated_bytes, peak_bytes)
-        reserved = Span(before.reserved_bytes, after.reserved_bytes, peak.reserved_bytes)
-        devices.append(CellDevice(name, allocated, reserved, peak.peak_is, None, None))
-    return draw_counters(devices, samples, 0.0, state.heard_s)
+    known = {peak.device: peak for peak in state.peaks}
+    names = [reading.device for reading in samples[-1].readings]
+    peaks = [known.get(name, DevicePeak(name, None, None)) for name in names]
+    # What is known of the peak is that of the resident size there.
+    peaks = [replace(peak, allocated_bytes=None) if peak.device == HOST else peak for peak in peaks]
+    # Over the whole time of the recording.
+    begin, end = replace(samples[0], time_s=0.0), replace(samples[-1], time_s=state.heard_s)
+    return draw_counters(sort_devices(peaks)[:MOST_CHARTS], [begin, *samples, end])

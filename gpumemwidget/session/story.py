@@ -10,8 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 from operator import itemgetter
 from typing import TypeAlias
 
-from gpumemwidget.model.cells import CellDevice, Span
 from gpumemwidget.model.devices import PeakIs
+from gpumemwidget.model.processes import DevicePeak
 from gpumemwidget.report.account import report_account
 from gpumemwidget.report.cell import report_ledger
 from gpumemwidget.report.charts.timeline import draw_counters
@@ -68,10 +68,9 @@ def _plot(session: Session) -> list[Block]:
     samples = session.monitor.history.samples(0.0)
     if len(samples) < 2:
         return []
-    first, last = samples[0], samples[-1]
     cells = [device for record in session.monitor.ledger.records for device in record.devices]
-    devices = []
-    for name in (newest.device for newest in last.readings):
+    highest = []
+    for name in (newest.device for newest in samples[-1].readings):
         known = [r for s in samples for r in s.readings if r.device == name]
         # The counters' own peaks: what was freed between two samples is in them.
         peaks = [(r.allocated_peak_bytes, r.reserved_peak_bytes, r.peak_is) for r in known]
@@ -81,15 +80,10 @@ def _plot(session: Session) -> list[Block]:
             if cell.device == name
         ]
         allocated, reserved = (_find_highest(peaks, place) for place in (0, 1))
-        spans = (
-            Span(known[0].allocated_bytes, known[-1].allocated_bytes, allocated[0]),
-            Span(known[0].reserved_bytes, known[-1].reserved_bytes, reserved[1]),
-        )
         peak_is = reserved[2] if allocated[0] is None else allocated[2]
-        devices.append(CellDevice(name, *spans, peak_is, None, None))
-    duration_s = last.time_s - first.time_s
+        highest.append(DevicePeak(name, allocated[0], reserved[1], peak_is))
     words = "The highest peak is marked. Samples of long ago are thinned out."
-    return [*draw_counters(devices, samples, first.time_s, duration_s), Note(words)]
+    return [*draw_counters(highest, samples), Note(words)]
 
 
 def _find_highest(peaks: Sequence[_Peaks], place: int) -> _Peaks:

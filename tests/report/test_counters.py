@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from gpumemwidget.model.cells import CellDevice, CellRecord, Span
 from gpumemwidget.model.devices import Reading, Sample
-from gpumemwidget.report.charts.timeline import CounterCharts, draw_counters
+from gpumemwidget.report.cell import draw_cell
+from gpumemwidget.report.charts.timeline import CounterCharts
 from tests.report.examples import GIB, make_gpu_cell
 
 _amounts = st.integers(min_value=0, max_value=2**50)
@@ -22,7 +23,7 @@ def _make_cell(allocated: Span, reserved: Span, duration_s: float = 10.0) -> Cel
 
 
 def _draw(record: CellRecord, samples: list[Sample]) -> list[CounterCharts]:
-    return draw_counters(record.devices, samples, record.start_s, record.duration_s)
+    return draw_cell(record, record.devices, samples)
 
 
 def _plot(record: CellRecord, *points: tuple[float, int | None, int | None]) -> str:

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from itertools import cycle, groupby, starmap
 from typing import TYPE_CHECKING, ClassVar
 
-from gpumemwidget.model.cells import CellDevice
 from gpumemwidget.model.devices import Sample, rank_device
+from gpumemwidget.model.processes import DevicePeak
 from gpumemwidget.model.traces import (
     MAX_LINE_LAYERS,
     CellTrace,
@@ -130,7 +130,7 @@ def _draw_steps(points: Sequence[tuple[int, int | None]], end: int, base: int | 
 
 # -- Counters --------------------------------------------------------------------------------------
 
-#: Seconds since the cell's start, allocated bytes, reserved bytes.
+#: Seconds since the first sample, allocated bytes, reserved bytes.
 CounterPoint = tuple[float, int | None, int | None]
 
 
@@ -138,8 +138,8 @@ CounterPoint = tuple[float, int | None, int | None]
 class CounterCharts(Picture):
     """The counters of several devices, side by side where there is room."""
 
-    #: At the cell's start, at the samples within it, at its end.
-    devices: tuple[tuple[CellDevice, tuple[CounterPoint, ...]], ...]
+    #: The peak of each device, and its points.
+    devices: tuple[tuple[DevicePeak, tuple[CounterPoint, ...]], ...]
 
     sheet: ClassVar[str] = "counters"
 
@@ -148,38 +148,31 @@ class CounterCharts(Picture):
         return h("div.gmw-s.gmw-pic", *starmap(_draw_counters, self.devices))
 
 
-def draw_counters(
-    devices: Iterable[CellDevice], samples: Sequence[Sample], start_s: float, duration_s: float
-) -> list[CounterCharts]:
-    """Return the charts of a span of time as one picture.
+def draw_counters(peaks: Iterable[DevicePeak], samples: Sequence[Sample]) -> list[CounterCharts]:
+    """Return the charts of these devices as one picture, from the first to the last sample.
 
-    A device without a sample within it has no chart: the table says as much.
+    A device without a sample between these two has no chart: the table says as much.
     """
     found = []
-    for device in devices:
-        before, after = (
-            (device.allocated.before_bytes, device.reserved.before_bytes),
-            (device.allocated.after_bytes, device.reserved.after_bytes),
-        )
-        within = [
-            (sample.time_s - start_s, reading.allocated_bytes, reading.reserved_bytes)
+    for peak in peaks:
+        points = tuple(
+            (sample.time_s - samples[0].time_s, reading.allocated_bytes, reading.reserved_bytes)
             for sample in samples
             for reading in sample.readings
-            if reading.device == device.device and 0 < sample.time_s - start_s < duration_s
-        ]
-        points = ((0.0, *before), *within, (duration_s, *after))
-        if within and any(n_bytes is not None for _, *amounts in points for n_bytes in amounts):
-            found.append((device, points))
+            if reading.device == peak.device
+        )
+        is_known = any(n_bytes is not None for _, *amounts in points for n_bytes in amounts)
+        if len(points) > 2 and is_known:
+            found.append((peak, points))
     return [CounterCharts(tuple(found))] if found else []
 
 
-def _draw_counters(device: CellDevice, points: Sequence[CounterPoint]) -> Html:
+def _draw_counters(peak: DevicePeak, points: Sequence[CounterPoint]) -> Html:
     times_s, allocated, reserved = zip(*points, strict=True)
-    peak_bytes, peak_label = device.allocated.peak_bytes, "peak"
+    peak_bytes, peak_label = peak.allocated_bytes, "peak"
     if peak_bytes is None:
-        peak_bytes = device.reserved.peak_bytes
-        peak_label = f"peak {name_reserved(device.device)}"
-    peak_label += f" {say_peak(peak_bytes, device.peak_is)}"
+        peak_bytes, peak_label = peak.reserved_bytes, f"peak {name_reserved(peak.device)}"
+    peak_label += f" {say_peak(peak_bytes, peak.peak_is)}"
     high = max(n_bytes or 0 for n_bytes in (*allocated, *reserved, peak_bytes)) or 1
     kept = _thin_moments(times_s, (allocated, reserved), _N_COUNTERS_STRETCHES)
     xs = [round(times_s[place] / times_s[-1] * _COUNTERS_WIDTH) for place in kept]
@@ -199,7 +192,7 @@ def _draw_counters(device: CellDevice, points: Sequence[CounterPoint]) -> Html:
         (f"gmw-a{gap}", draw(allocated, base=_COUNTERS_HEIGHT), "allocated"),
         # The line around an area would fall to 0 at both sides of a gap.
         ("gmw-al", draw(allocated) if gap else "", ""),
-        ("gmw-v", draw(reserved), name_reserved(device.device)),
+        ("gmw-v", draw(reserved), name_reserved(peak.device)),
         ("gmw-p", "" if peak_y is None else f"M0 {peak_y}H{_COUNTERS_WIDTH}", peak_label),
     ]
     drawn = [(key, path, name) for key, path, name in drawn if path]
@@ -208,7 +201,7 @@ def _draw_counters(device: CellDevice, points: Sequence[CounterPoint]) -> Html:
         "svg",
         *(h(f"path.{key}", d=path) for key, path, _ in drawn),
         role="img",
-        aria_label=f"{device.device} over {span}, from {bottom} to {top}",
+        aria_label=f"{peak.device} over {span}, from {bottom} to {top}",
         viewBox=f"0 0 {_COUNTERS_WIDTH} {_COUNTERS_HEIGHT}",
         preserveAspectRatio="none",
     )
@@ -217,7 +210,7 @@ def _draw_counters(device: CellDevice, points: Sequence[CounterPoint]) -> Html:
     scale = join_html([h("span", top), h("span", bottom), ""], " ")
     return h(
         "figure.gmw-g",
-        h("figcaption", join_html([h("strong", device.device), *legend], " ")),
+        h("figcaption", join_html([h("strong", peak.device), *legend], " ")),
         h("div.gmw-b", svg, scale, h("div.gmw-x", times)),
     )
 
