@@ -33,13 +33,13 @@ from gpumemwidget.tracing.attribution import (
     list_blocks,
     list_sources,
 )
-from gpumemwidget.tracing.sources import Source, Sources, is_library, read_source
-from gpumemwidget.tracing.timeline import (
+from gpumemwidget.tracing.device_timeline import (
     Moments,
     choose_layer_lines,
     choose_moments,
     make_layers,
 )
+from gpumemwidget.tracing.sources import Source, Sources, is_library, read_source
 
 _PartKind: TypeAlias = "MemoryKind | Literal['freed since']"
 _PartKey: TypeAlias = "tuple[Origin, int | None, _PartKind, str | None]"

@@ -23,8 +23,8 @@ from gpumemwidget.model.traces import (
     TraceAction,
     TraceNote,
 )
+from gpumemwidget.tracing.device_timeline import MAX_MOMENTS
 from gpumemwidget.tracing.device_trace import describe_device
-from gpumemwidget.tracing.timeline import MAX_MOMENTS
 from tests.tracing.device import (
     EARLIER,
     MIB,
