@@ -162,7 +162,7 @@ def draw_counters(peaks: Iterable[DevicePeak], samples: Sequence[Sample]) -> lis
             if reading.device == peak.device
         )
         is_known = any(n_bytes is not None for _, *amounts in points for n_bytes in amounts)
-        if len(points) > 2 and is_known:
+        if len(points) > 2 and points[-1][0] > 0 and is_known:
             found.append((peak, points))
     return [CounterCharts(tuple(found))] if found else []
 

@@ -111,10 +111,9 @@ Group = tuple[Row, ...]
 
 def make_group(*rows: Iterable[Cell | str], shared: Iterable[Cell | str] = ()) -> Group:
     """Return rows of a table, with the cells ``shared`` by them; a plain text is a cell."""
-    first, *others = rows
     return tuple(
         tuple(Cell(cell) if isinstance(cell, str) else cell for cell in row)
-        for row in ((*shared, *first), *others)
+        for row in ((*(() if n else shared), *row) for n, row in enumerate(rows))
     )
 
 
