@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -167,21 +166,21 @@ def test_a_history_is_written_as_it_is_replayed(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_every_target_gets_a_figure(tmp_path: Path) -> None:
-    """Each group has targets, each comes back with a number, and the machine is named.
+@pytest.mark.parametrize("group", [group for group in GROUPS if group != "page"])
+def test_every_group_has_targets_with_figures(
+    group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each target comes back with a number, and the machine is named.
 
     Without the browser's group: what it reads in the page, the browser tests read too.
     """
-    groups = [group for group in GROUPS if group != "page"]
     file = tmp_path / "figures.json"
+    monkeypatch.setattr(sys, "argv", ["benchmarks", group, "--quick", "--json", str(file)])
 
-    subprocess.run(
-        [sys.executable, "-m", "benchmarks", *groups, "--quick", "--json", str(file)], check=True
-    )
+    main()
 
     figures = json.loads(file.read_text(encoding="utf-8"))
     judged = [row for row in figures["rows"] if row["target"]]
-    assert len(judged) >= len(groups)
+    assert judged
     assert all(isinstance(row["value"], float | int) for row in judged)
     assert "cores" in figures["machine"]["processor"]
