@@ -143,7 +143,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
     with (
         start_browser() as browser,
-        start_lab(tmp_path_factory.mktemp("lab"), browser) as running,
+        start_lab(tmp_path_factory.mktemp("lab"), browser, keeps_page=True) as running,
     ):
         yield running
 

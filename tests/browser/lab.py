@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, BrowserContext, Locator, Page, sync_playwright
+from playwright.sync_api import Browser, Error, Locator, Page, sync_playwright
 
 from tools.chromium import find_chromium
 
@@ -59,12 +59,18 @@ class Lab:
         url: the server's.
         folder: where its notebooks are.
         browser: the browser that opens them.
+        keeps_page: whether the next notebook is opened in the page of one that was closed.
     """
 
-    def __init__(self, url: str, folder: Path, browser: Browser) -> None:
+    def __init__(
+        self, url: str, folder: Path, browser: Browser, *, keeps_page: bool = False
+    ) -> None:
         self.url = url
         self.folder = folder
         self.browser = browser
+        self._keeps_page = keeps_page
+        #: A page of JupyterLab without a notebook: to load one anew takes seconds.
+        self._kept_page: Page | None = None
         self._n_notebooks = 0
 
     @contextlib.contextmanager
@@ -101,18 +107,29 @@ class Lab:
         theme: str = "JupyterLab Light",
     ) -> Iterator[Notebook]:
         """A notebook of the server's folder, as it was saved; its kernel ends with it."""
-        context = self.browser.new_context(
-            viewport={"width": width, "height": height}, color_scheme="light"
-        )
         others = self._list_sessions()
-        try:
-            page = context.new_page()
+        page, self._kept_page = self._kept_page, None
+        is_new = page is None
+        if page is None:
+            page = self.browser.new_context(color_scheme="light").new_page()
             page.set_default_timeout(1000 * _PATIENCE_S)
-            opened = Notebook(self, context, page, name)
-            opened.load(theme=theme)
+        is_kept = False
+        try:
+            page.set_viewport_size({"width": width, "height": height})
+            opened = Notebook(self, page, name)
+            if is_new:
+                opened.load()
+            else:
+                opened.open_here()
+            opened.set_theme(theme)
             yield opened
+            page.remove_listener("pageerror", opened.add_problem)
+            is_kept = self._keeps_page and self._kept_page is None and opened.close_all()
         finally:
-            context.close()
+            if is_kept:
+                self._kept_page = page
+            else:
+                page.context.close()
             for session in self._list_sessions() - others:
                 with contextlib.suppress(OSError):
                     self.request(f"/api/sessions/{session}", "DELETE")
@@ -137,22 +154,48 @@ class Notebook:
         name: its file, in the server's folder.
     """
 
-    def __init__(self, lab: Lab, context: BrowserContext, page: Page, name: str) -> None:
+    def __init__(self, lab: Lab, page: Page, name: str) -> None:
         self._lab = lab
-        self._context = context
         self.name = name
         self.page = page
         self.problems: list[str] = []
-        page.on("pageerror", lambda error: self.problems.append(str(error)))
+        page.on("pageerror", self.add_problem)
 
-    def load(self, *, theme: str | None = None) -> None:
+    def add_problem(self, error: Error) -> None:
+        """Note an error of the page's scripts."""
+        self.problems.append(str(error))
+
+    def load(self) -> None:
         """Open the notebook, or open it again: the page is new, the kernel stays."""
         self.page.goto(f"{self._lab.url}/lab/tree/{self.name}?reset")
         self.page.wait_for_selector(".jp-NotebookPanel .jp-Cell")
         if self.page.locator("#jp-left-stack").is_visible():
             self.command("application:toggle-left-area")
-        if theme is not None:
-            self.set_theme(theme)
+
+    def open_here(self) -> None:
+        """Open the notebook in a page of JupyterLab in which none is open."""
+        self.page.evaluate(
+            """async path => {
+                const { commands } = window.jupyterapp;
+                const { context } = await commands.execute("docmanager:open", { path });
+                await context.ready;
+            }""",
+            self.name,
+        )
+        self.page.wait_for_selector(".jp-NotebookPanel .jp-Cell")
+
+    def close_all(self) -> bool:
+        """Close all that is open; return whether the page is as a new one now."""
+        is_clean = self.page.evaluate(
+            """() => {
+                for (const widget of [...window.jupyterapp.shell.widgets("main")]) {
+                    widget.dispose();
+                }
+                const theme = document.body.dataset.jpThemeName;
+                return theme === "JupyterLab Light" && !document.querySelector(".jp-Dialog");
+            }"""
+        )
+        return bool(is_clean)
 
     def reopen(self) -> None:
         """Shut the kernel down, and open the notebook in a new page, where a new kernel starts."""
@@ -197,7 +240,9 @@ class Notebook:
     def command(self, command: str, options: dict[str, object] | None = None) -> None:
         """Run one of JupyterLab's commands."""
         self.page.evaluate(
-            "([name, options]) => window.jupyterapp.commands.execute(name, options)",
+            """async ([name, options]) => {
+                await window.jupyterapp.commands.execute(name, options);
+            }""",
             [command, options or {}],
         )
 
@@ -364,7 +409,12 @@ def start_browser() -> Iterator[Browser]:
 
 @contextlib.contextmanager
 def start_lab(
-    folder: Path, browser: Browser, *, has_panel: bool = False, python: Path | None = None
+    folder: Path,
+    browser: Browser,
+    *,
+    has_panel: bool = False,
+    keeps_page: bool = False,
+    python: Path | None = None,
 ) -> Iterator[Lab]:
     """A server whose every folder is under ``folder``.
 
@@ -372,6 +422,7 @@ def start_lab(
         folder: an empty folder.
         browser: opens the notebooks.
         has_panel: whether gpumemwidget's panel is there: this checkout's own.
+        keeps_page: whether the next notebook is opened in the page of one that was closed.
         python: of another environment, which then is as its own user finds it, panel and all.
     """
     notebooks = folder / "notebooks"
@@ -393,7 +444,7 @@ def start_lab(
             stderr=subprocess.STDOUT,
         )
     try:
-        lab = Lab(f"http://127.0.0.1:{port}", notebooks, browser)
+        lab = Lab(f"http://127.0.0.1:{port}", notebooks, browser, keeps_page=keeps_page)
         _wait_for_server(lab, server, folder / "server.log")
         yield lab
     finally:

@@ -188,7 +188,8 @@ def test_choices_are_those_of_their_notebook(lab: Lab) -> None:
         notebook.save()
 
         first, notebook.name = notebook.name, "other.ipynb"
-        notebook.load()
+        notebook.close_all()
+        notebook.open_here()
         _run_dashboard(notebook)
         page.locator('[data-tab=cells][aria-selected="true"]').wait_for()
         page.locator("[data-tab=variables]").click()
@@ -216,7 +217,9 @@ def test_panel_is_as_narrow_as_a_side_panel(lab: Lab, tmp_path: Path) -> None:
         notebook.run(2, timeout_s=60)
         notebook.run(3)
         for width in (268, 320, 420, 720):
-            page.add_style_tag(content=f".gmd {{ width: {width}px }}")
+            page.locator(".gmd").evaluate(
+                "(element, n) => { element.style.width = `${n}px` }", width
+            )
             for tab, filled in _FILLED.items():
                 page.locator(f"[data-tab={tab}]").click()
                 page.locator(filled).first.wait_for()
