@@ -17,6 +17,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_notebook
 from playwright.sync_api import BrowserContext, Page
 
@@ -242,13 +243,19 @@ def test_reports_are_static_html(front_end: FrontEnd) -> None:
     assert front_end.count_dropped() == 0
 
 
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory: pytest.TempPathFactory) -> NotebookNode:
+    """A notebook with a dashboard, as nbclient saves it."""
+    folder = tmp_path_factory.mktemp("executed")
+    source = new_notebook(cells=[new_code_cell(LOAD), new_code_cell("%memdash")])
+    nbformat.write(source, folder / "source.ipynb")
+    return execute(folder / "source.ipynb", folder)
+
+
 def test_saved_widget_without_a_kernel_leaves_its_copy(
-    lab: Lab, bundle: Path, tmp_path: Path
+    lab: Lab, bundle: Path, executed: NotebookNode
 ) -> None:
     """A page that makes widgets from what nbclient has saved shows the copy, as any other does."""
-    source = new_notebook(cells=[new_code_cell(LOAD), new_code_cell("%memdash")])
-    nbformat.write(source, tmp_path / "source.ipynb")
-    executed = execute(tmp_path / "source.ipynb", tmp_path)
     state = executed.metadata["widgets"]["application/vnd.jupyter.widget-state+json"]
     context = lab.browser.new_context()
     try:
