@@ -39,7 +39,7 @@ _OVERLAID_MODULES = (
     "builtins",
 )
 # Few random examples, always the same ones; many and new ones with --hypothesis-profile full.
-for _profile, _n_examples in (("quick", 25), ("full", 150)):
+for _profile, _n_examples in (("quick", 25), ("full", 100)):
     settings.register_profile(
         _profile,
         max_examples=_n_examples,
