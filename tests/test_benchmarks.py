@@ -9,49 +9,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.__main__ import GROUPS, main
+from benchmarks.__main__ import GROUPS
 from benchmarks.fit import KINDS
 from benchmarks.fit.one_case import write_history
 from benchmarks.fit.table import main as print_figures
-from benchmarks.rows import Row, format_table
 from gpumemwidget.allocator.caching import CachingAllocator
 from tests.prediction.recorded import read_figures, replay_steps
-
-
-def test_table_shows_what_is_met_and_what_is_not() -> None:
-    """A missed target stands out, and a figure without a target or a value passes no verdict."""
-    rows = [
-        Row("a start", "112 ms", value=0.112, limit=0.3, target="≤ 300 ms"),
-        Row("an update", "0.89 ms", value=0.89e-3, limit=0.5e-3, target="≤ 0.5 ms"),
-        Row("an empty cell", "96 µs"),
-    ]
-
-    assert format_table(rows) == "\n".join(
-        [
-            "| what | measured | target | met |",
-            "|---|---|---|---|",
-            "| a start | 112 ms | ≤ 300 ms | yes |",
-            "| an update | 0.89 ms | ≤ 0.5 ms | **no** |",
-            "| an empty cell | 96 µs |  |  |",
-        ]
-    )
-
-
-def test_rows_with_columns_have_a_table_of_their_own() -> None:
-    rows = [
-        Row("an empty cell", "96 µs"),
-        Row("gpt2", "", columns={"real": "9.0 GiB", "predicted": "9.1 GiB"}),
-        Row("t5", "", columns={"real": "2.0 GiB", "predicted": ""}, facts={"error": "none"}),
-    ]
-
-    assert format_table(rows).split("\n\n")[1] == "\n".join(
-        [
-            "| what | real | predicted |",
-            "|---|---|---|",
-            "| gpt2 | 9.0 GiB | 9.1 GiB |",
-            "| t5 | 2.0 GiB |  |",
-        ]
-    )
 
 
 def test_judged_steps_are_in_no_other_kind() -> None:
@@ -125,19 +88,6 @@ GPU: NVIDIA H200; torch 2.11.0.
 | lora | judged |  | fails: PredictionError: a \\| b line 3 |  |  |  |  |
 | speech | learned |  | fails: longer than 240 s |  |  |  |  |
 """  # noqa: E501 - a table's lines are as long as they are
-
-
-def test_figures_of_the_prediction_do_not_take_the_place_of_the_others(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """``fit --docs`` is refused before anything is measured, with what to type instead."""
-    monkeypatch.setattr(sys, "argv", ["benchmarks", "fit", "--docs"])
-
-    with pytest.raises(SystemExit):
-        main()
-
-    said = capsys.readouterr().err
-    assert "python -m benchmarks.fit.table FILE > docs/prediction_figures.md" in said
 
 
 def test_a_history_is_written_as_it_is_replayed(

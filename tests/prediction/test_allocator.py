@@ -263,6 +263,8 @@ def test_max_split_lets_only_large_segments_go_first() -> None:
         (((0, 4),), 700, 1024),
         (((0, 1), (64 * MIB, 2)), 70 * MIB, 96 * MIB),
         (((0, 1), (64 * MIB, 2)), 5 * MIB + 1, 5 * MIB + 512),
+        # From 256 MiB on without steps.
+        (((64 * MIB, 2), (256 * MIB, 0)), 300 * MIB + 1, 300 * MIB + 512),
     ],
 )
 def test_requests_are_rounded_to_parts_of_a_power_of_two(

@@ -5,40 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import accumulate
 
-import pytest
-
 from gpumemwidget.allocator.replay import replay
-from gpumemwidget.allocator.rules import choose_rounding
 from gpumemwidget.model.devices import Block, Segment
-from gpumemwidget.model.traces import AllocatorRules, TraceAction
+from gpumemwidget.model.traces import TraceAction
 from tests.tracing.device import MIB, Device, make_trace
-
-KIB = 1 << 10
-
-
-@pytest.mark.parametrize(
-    ("asked", "divisions", "taken"),
-    [
-        (0, (), 512),
-        (1, (), 512),
-        (513, (), 1024),
-        # Between 1 MiB and 2 MiB are four steps.
-        (1200 * KIB, ((0, 4),), 1280 * KIB),
-        (1280 * KIB + 1, ((0, 4),), 1536 * KIB),
-        (1024 * KIB, ((0, 4),), 1024 * KIB),
-        # Too small for four steps of whole blocks.
-        (1200, ((0, 4),), 1536),
-        # From 64 MiB on two steps, below none.
-        (65 * MIB, ((64 * MIB, 2),), 96 * MIB),
-        (63 * MIB + 1, ((64 * MIB, 2),), 63 * MIB + 512),
-        (300 * MIB + 1, ((64 * MIB, 2), (256 * MIB, 0)), 300 * MIB + 512),
-    ],
-)
-def test_requests_are_rounded_as_the_allocator_does(
-    asked: int, divisions: tuple[tuple[int, int], ...], taken: int
-) -> None:
-    """To whole blocks, or by steps to the next power of two where that is set."""
-    assert choose_rounding(AllocatorRules(roundup_divisions=divisions))(asked) == taken
 
 
 def test_a_history_that_lacks_an_event_does_not_agree() -> None:
