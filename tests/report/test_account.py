@@ -102,13 +102,6 @@ def test_alike_elements_are_one_line_with_their_count() -> None:
     assert _open(*blocks, *other) == ["  .h[0…11].w", "  .h[12]", "    .w", "    .b"]
 
 
-def test_a_path_of_any_length_can_be_opened() -> None:
-    """Ten thousand lists in one another are one step."""
-    (line,) = _open(_own("x", *["[0]"] * 3_000), _own("x", *["[0]"] * 3_000))
-
-    assert line == "  " + "[0]" * 3_000
-
-
 def test_what_is_left_out_is_one_line() -> None:
     """With how many they are; one line alone is shown instead."""
     owned = [_own("x", f".p{number}", n_bytes=(9 - number) * KIB) for number in range(5)]

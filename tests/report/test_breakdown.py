@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any, get_args
 
 import pytest
@@ -20,15 +19,13 @@ from gpumemwidget.model.breakdowns import (
 )
 from gpumemwidget.model.devices import HOST, Block, LibraryUse, Segment
 from gpumemwidget.model.ownership import BlockNames, MemoryKind
-from gpumemwidget.report.charts.device import list_leaves, plot_segments, tabulate_tools
+from gpumemwidget.report.charts.device import list_leaves, plot_segments
 from gpumemwidget.report.devices import describe_part, report_breakdown
 from gpumemwidget.report.render.palette import PART_COLORS
 from gpumemwidget.report.render.wording import find_look, name_part
-from gpumemwidget.units import format_bytes
 from tests.breakdowns.readings import accounts, make_segment, segments, states
 from tests.report.breakdown_examples import (
     GIB,
-    make_busy_breakdown,
     make_map,
 )
 
@@ -86,18 +83,6 @@ class TestWords:
         assert words in told
         assert others not in told
 
-    def test_parts_that_are_one_are_named_in_its_sentence(self) -> None:
-        """What PyTorch calls reserved but unallocated is not shown in four pieces."""
-        keys: tuple[PartKey, ...] = ("pending", "releasable", "fragmented", "pools", "outside")
-        part = BreakdownPart("rest", GIB, merged=keys)
-        breakdown = Breakdown("cuda:0", "GPU", 80 * GIB, (part,), None, None, None)
-
-        assert name_part(part) == "not broken down"
-        assert describe_part(part, breakdown) == (
-            "Only the sum is known here: cached and this process outside PyTorch."
-        )
-        assert name_part(BreakdownPart("rest", 1, merged=keys[:4])) == "cached"
-
 
 def _read_bars(html: str) -> list[list[float]]:
     """For each bar the widths of its parts, in percent."""
@@ -107,18 +92,6 @@ def _read_bars(html: str) -> list[list[float]]:
 
 class TestBar:
     """The bar, and what others tell of it."""
-
-    def test_each_figure_of_others_ends_where_a_part_does(self) -> None:
-        """PyTorch's, ``nvidia-smi``'s and the error's are sums of parts from the left."""
-        breakdown = make_busy_breakdown(limit_bytes=None, budget_bytes=None)
-
-        [rows] = tabulate_tools(breakdown).groups
-
-        figures = {name.text: amount.text for name, amount, _ in rows}
-        ends = set(map(format_bytes, accumulate(part.n_bytes for part in breakdown.parts)))
-        assert list(figures) == ["allocated", "reserved", "this process", "used", "total capacity"]
-        assert figures.pop("total capacity") == format_bytes(breakdown.total_bytes - 480 * 1024**2)
-        assert set(figures.values()) <= ends
 
     @given(st.data())
     def test_whatever_was_read_is_drawn(self, data: st.DataObject) -> None:

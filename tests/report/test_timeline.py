@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 
 import pytest
 
@@ -37,22 +36,6 @@ def _make_timeline(
 
 def _plot(timeline: Timeline, duration_s: float) -> TimelineChart:
     return TimelineChart(make_lines_device([("x", None)], timeline=timeline), duration_s)
-
-
-def _list_paths(html: str) -> list[str]:
-    """The paths of the bands, from the top down."""
-    return re.findall(r'<path class="gmw-k\w" d="([^"]*)"', html)
-
-
-def test_bands_are_steps_on_top_of_each_other() -> None:
-    """Each is drawn to its upper edge, the highest first, and holds until the next moment."""
-    timeline = _make_timeline({"before the cell": [100, 100, 100], "line 2": [0, 300, 100]})
-
-    html = _plot(timeline, 4.0).to_html()
-
-    assert _list_paths(html) == ["M0 400V300H243V0H485V200H1000V400", "M0 400V300H1000V400"]
-    assert "<title>line 2</title>" in html
-    assert '<path class="gmw-p" d="M243 0V400"/>' in html
 
 
 def test_reserved_far_above_is_off_the_scale_and_says_so() -> None:
@@ -95,21 +78,6 @@ def test_thinning_keeps_extremes_and_what_stands_after() -> None:
         shown = [timeline.allocated_bytes[i] for i in kept if i in inside]
         known = [timeline.allocated_bytes[i] for i in inside]
         assert (min(shown), max(shown), shown[-1]) == (min(known), max(known), known[-1])
-
-
-def test_a_colour_has_its_line_in_the_legend_and_under_the_pointer() -> None:
-    """Also where the page strips SVG, the names and the sizes remain; what is no line's is grey."""
-    names = ("before the cell", "other lines", "outside the lines", "line 12", "line 7")
-    timeline = _make_timeline({name: [MIB, 2 * MIB] for name in names})
-    layers = (*timeline.layers[:4], dataclasses.replace(timeline.layers[4], text="x = 1"))
-
-    html = _plot(dataclasses.replace(timeline, layers=layers), 4.0).to_html()
-
-    assert "<title>line 7 x = 1</title>" in html
-    without = re.sub(r"<svg.*?</svg>", "", html)
-    assert "line 7 <code>x = 1</code></span> <strong>2.00 MiB" in without
-    assert re.findall(r"gmw-sq gmw-k(\w)", without) == ["1", "0", "n", "o", "b"]
-    assert "peak 10.00 MiB</text>" in html
 
 
 # -- As plotly's figure ----------------------------------------------------------------------------
