@@ -107,22 +107,6 @@ def test_claimed_and_unclaimed_are_all_that_is_allocated(
     assert claimed_bytes + sum(each.n_bytes for each in unclaimed) == allocated_bytes
 
 
-def test_workspaces_are_known_by_what_was_asked_for() -> None:
-    """Those of all handles and streams are one line; a size beside theirs is unknown."""
-    allocator = SimulatedGpus()
-    for n_bytes in (32 * MIB, MIB, 32 * MIB, MIB - 1, 3 * MIB):
-        allocator.allocate(n_bytes)
-
-    owned = take_map(allocator).describe_unclaimed(set())
-
-    assert [(each.kind, each.n_bytes) for each in owned] == [
-        ("cuBLAS workspace", 65 * MIB),
-        ("unknown", 4 * MIB),
-    ]
-    assert owned[0].steps == ("cuBLAS workspace of cuda:0",)
-    assert all((each.root, each.rows, each.allocated_at) == ("nowhere", (), None) for each in owned)
-
-
 def test_what_is_beyond_the_request_is_told_if_it_is_known_of_all() -> None:
     """One block of a line that does not tell what was asked for is enough for not knowing."""
     known = make_segment(1, 3 * MIB - 100, 1000)
