@@ -788,19 +788,6 @@ def test_what_cannot_be_dry_is_refused_by_name(
     assert STREAM.tell() == 0
 
 
-def test_a_step_without_operators_in_its_last_run() -> None:
-    """What the first run keeps, the others use."""
-    kept: list[torch.Tensor] = []
-
-    def step(x: torch.Tensor) -> None:
-        if not kept:
-            kept.append(x + 1)
-
-    run = carry_out(step, (torch.randn(2),))
-
-    assert run.step_ends == (1, 1, 1)
-
-
 def test_a_loop_that_waits_for_a_value_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """At a number of operators that memory has room for."""
     monkeypatch.setattr(tracker, "_MAX_OPERATORS", 512)

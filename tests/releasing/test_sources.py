@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -237,23 +236,6 @@ def test_copies_are_counted_by_what_leaves_the_device(notebook: Notebook) -> Non
     kept = sum_frees(notebook.shell, ["x", "y"], keep=True, budget_s=60.0)
 
     assert kept.frees_bytes == DeviceBytes((("cuda:0", 4 * MIB),))
-
-
-def test_copies_of_what_is_on_the_host_free_nothing(notebook: Notebook) -> None:
-    """There is nothing to move."""
-    notebook.run(f"import torch\nx = torch.ones({MIB})")
-
-    kept = sum_frees(notebook.shell, ["x"], keep=True, budget_s=60.0)
-
-    assert kept.frees_bytes.total_bytes == 0
-
-
-def test_arrays_of_numbers_hold_nothing(notebook: Notebook) -> None:
-    """An array of its own has no row: only tensors do, and arrays over them."""
-    notebook.put(array=np.ones(MIB))
-    notebook.run("import torch")
-
-    assert notebook.list_rows() == {}
 
 
 def test_an_array_in_an_instances_own_dictionary_is_found(notebook: Notebook) -> None:
