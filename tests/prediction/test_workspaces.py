@@ -242,16 +242,6 @@ def test_an_image_in_another_layout_is_copied_before_all_else() -> None:
     assert _expect(plan) == (Step("temporary", 0, 65536000), Step("output", 0, 13107200))
 
 
-@pytest.mark.parametrize("name", ["_softmax", "_log_softmax"])
-def test_kernels_that_read_rows_copy_what_is_not_contiguous(name: str) -> None:
-    """The copy comes after the result."""
-    scores = tensor("float32", 4, 8, 16, stride=(128, 1, 8))
-
-    plan = plan_operation(operation(f"aten::{name}", scores, 1, False, allocated=(2048,)), H200)
-
-    assert plan.steps == (Step("output", 0, 2048), Step("temporary", 0, 2048))
-
-
 def _carry_out_recurrent(recorded: RecordedRecurrent) -> list[Operation]:
     """Return cuDNN's operators of one step of a recorded network."""
     options = {"num_layers": recorded.layers, "bidirectional": recorded.bidirectional}
@@ -348,20 +338,6 @@ def test_the_workspace_of_a_bidirectional_network_is_estimated() -> None:
 
     assert _count_peak(plan) == 364855552
     assert _count_peak(plan, "least") < 364855552 < _count_peak(plan, "most")
-
-
-def test_an_estimate_has_bounds() -> None:
-    """A convolution takes less than expected at least, and more at most."""
-    plan = plan_operation(_convolution((8, 256, 28, 28), (256, 256, 3, 3)), H200)
-
-    # The image and the weight, then the result too, then partial sums of the result
-    # and a mebibyte.
-    image = result = 8 * 256 * 28 * 28 * 4
-    weight = 256 * 256 * 9 * 4
-    assert plan.is_estimated
-    assert _count_peak(plan, "least") == image + weight + 16
-    assert _count_peak(plan) == image + result + weight + 16
-    assert _count_peak(plan, "most") == _count_peak(plan) + 256 * 65536 + MIB
 
 
 def test_a_reduction_on_a_smaller_gpu_is_shared_by_fewer_blocks() -> None:
