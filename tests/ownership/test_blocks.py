@@ -169,6 +169,10 @@ TORCH = sysconfig.get_path("purelib") + "/torch/nn/functional.py"
         ([TORCH, "/home/me/train.py", CELL], "train.py, line 2"),
         ([sysconfig.get_path("stdlib") + "/runpy.py", CELL], "In [7], line 2"),
         ([TORCH, "<frozen runpy>"], "functional.py, line 1"),
+        # On the machine of a recording, too.
+        ([r"C:\venv\Lib\site-packages\torch\nn\functional.py", CELL], "In [7], line 2"),
+        (["/usr/lib/python3.12/contextlib.py", CELL], "In [7], line 2"),
+        (["/tmp/torchinductor_me/ab/cab.py", CELL], "In [7], line 2"),
         ([], None),
     ],
 )

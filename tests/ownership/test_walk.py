@@ -23,11 +23,6 @@ class _HostileDispatch(TwoTensor):
     __torch_dispatch__ = classmethod(boom("__torch_dispatch__"))
 
 
-def _frees(notebook: Notebook, name: str = "x") -> int | None:
-    row = notebook.list_rows().get(name)
-    return None if row is None else dict(row.frees_bytes.by_device).get("host", 0)
-
-
 def test_torch_function_and_dispatch_are_not_called(notebook: Notebook) -> None:
     """Tensor subclasses whose handlers raise: their memory is known, their code is not run."""
     wrapper = TwoTensor(torch.ones(7), torch.ones(7))
