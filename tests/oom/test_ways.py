@@ -102,21 +102,6 @@ def test_both_at_the_end_in_one_walk(notebook: Notebook) -> None:
 # -- What can be released --------------------------------------------------------------------------
 
 
-def test_the_last_exception(notebook: Notebook, tracker: Tracker) -> None:
-    """What its frames hold alone, to the byte; its command frees it."""
-    notebook.put(kept=tracker.make(3 * N))
-    notebook.run("def fail():\n    h, k = make(2 * 262144), kept\n    raise ValueError\nfail()")
-
-    way = find(notebook)["last exception"]
-    before = tracker.count_bytes()
-    report = notebook.release(exceptions=True)
-
-    assert (way.gives_bytes, way.gives_is, way.can_do) == (2 * MIB, "exact", True)
-    assert word_remedy(way, NOTHING)[1] == "%memrelease --exceptions"
-    assert before - tracker.count_bytes() == 2 * MIB
-    assert report.plan.frees_bytes == DeviceBytes(((HOST, 2 * MIB),))
-
-
 def test_in_blocks(notebook: Notebook, tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a device what goes is the allocator's blocks, each once, whatever lies in them."""
     first, second = tracker.make(2 * N), tracker.make(2 * N)
