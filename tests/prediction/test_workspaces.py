@@ -153,6 +153,7 @@ def test_an_estimate_may_be_nothing_on_another_gpu() -> None:
 
     here, there = plan_operation(call, H200), plan_operation(call, replace(H200, capability=(8, 0)))
 
+    assert here.is_estimated
     assert _count_peak(here, "least") > 0
     assert (_count_peak(there, "least"), _count_peak(there, "most")) == (
         0,
