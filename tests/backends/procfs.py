@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 
@@ -20,11 +19,6 @@ class FakeProc:
         (self.root / "self" / "status").write_text(
             f"Name:\tpython\nVmSize:\t  999999 kB\n{mark}VmRSS:\t{resident_kib:8} kB\nThreads:\t1\n"
         )
-
-    def write_clear_refs(self) -> Path:
-        path = self.root / "self" / "clear_refs"
-        path.write_text("")
-        return path
 
     def write_cgroup(self, text: str) -> None:
         (self.root / "self" / "cgroup").write_text(text)
@@ -50,9 +44,6 @@ class FakeProc:
         (folder / "cmdline").write_text("".join(f"{word}\0" for word in command))
         for number, path in enumerate(files):
             (folder / "fd" / str(number)).symlink_to(path)
-
-    def end_process(self, pid: int) -> None:
-        shutil.rmtree(self.root / str(pid))
 
     def write_namespace(self, name: str) -> None:
         """What the numbers of processes count in."""

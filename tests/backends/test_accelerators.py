@@ -129,29 +129,6 @@ def test_others_are_never_reset() -> None:
     backend.close()
 
 
-def test_what_fails_is_unknown_and_said_once() -> None:
-    """A device in error has no figures; the others do."""
-    allocator = SimulatedGpus(2)
-    torch = make_xpu(allocator)
-    read = torch._C._xpu_memoryStats
-    torch._C._xpu_memoryStats = lambda index: read(index) if index else fail()
-    torch.xpu.empty_cache = fail
-    backend = AcceleratorBackend(torch)
-    allocator.allocate(MIB, 0)
-    allocator.allocate(MIB, 1)
-
-    first, second = [*backend.read(), *backend.read()][2:]
-
-    assert first == Reading("xpu:0", None, None)
-    assert second.allocated_bytes == MIB
-    assert backend.take_notes() == (
-        HardwareNote(HardwareNoteKind.UNREAD, "UR_RESULT_ERROR_DEVICE_LOST", "xpu:0", "counters"),
-    )
-    with pytest.raises(BackendError, match="XPU could not empty its cache"):
-        backend.empty_cache()
-    backend.close()
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -204,11 +181,6 @@ class _Failing:
         raise self._kind("oh\nand more")
 
 
-def fail(*_: object) -> None:
-    """A call that the device refuses."""
-    raise RuntimeError("UR_RESULT_ERROR_DEVICE_LOST\nand more")
-
-
 def test_hardware_is_joined_by_it_where_there_is_no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the host behind it; what unloading takes from the user's view is told."""
     allocator = SimulatedGpus()
@@ -242,31 +214,4 @@ def test_hardware_is_joined_by_it_where_there_is_no_cuda(monkeypatch: pytest.Mon
     )
     assert hardware.end_trace() == ()
     assert hardware.take_notes() == ()
-    hardware.close()
-
-
-def test_an_extensions_device_beside_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both are read; the general functions tell of the extension's, whose peaks nothing touches."""
-    gpus, others = SimulatedGpus(), SimulatedGpus()
-    torch, extension = simulate_torch(gpus), make_other(others)
-    vars(torch._C).update(vars(extension._C))
-    torch.npu, torch.accelerator = extension.npu, extension.accelerator
-    torch.__spec__ = None
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    hardware = Hardware([HostBackend()])
-    general = torch._C._accelerator_getDeviceStats
-    hardware.await_torch()
-    gpus.free(gpus.allocate(60 * MIB))
-    others.free(others.allocate(30 * MIB))
-    hardware.start_span()
-    others.allocate(MIB)
-
-    readings = {reading.device: reading for reading in hardware.read_exact()}
-
-    assert list(readings) == ["cuda:0", "npu:0", "host"]
-    assert (readings["cuda:0"].allocated_peak_bytes, readings["cuda:0"].peak_is) == (0, "exact")
-    assert readings["npu:0"].allocated_bytes == MIB
-    assert torch._C._accelerator_getDeviceStats is general
-    assert general(0)["allocated_bytes"]["all"]["peak"] == 30 * MIB
-    assert torch._C._cuda_memoryStats(0)["allocated_bytes"]["all"]["peak"] == 60 * MIB
     hardware.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,8 +12,7 @@ from hypothesis import strategies as st
 from gpumemwidget.backends.cuda.backend import CudaBackend, find_share
 from gpumemwidget.errors import BackendError
 from gpumemwidget.model.devices import HardwareNote, HardwareNoteKind, Limit, LimitRequest
-from gpumemwidget.report.render.wording import word_hardware_note
-from gpumemwidget.testing import DeviceFullError, SimulatedGpus, simulate_torch
+from gpumemwidget.testing import SimulatedGpus, simulate_torch
 from tests.backends.late_cuda import delay_cuda
 
 MIB = 1 << 20
@@ -121,35 +119,6 @@ def test_no_device_comes_into_use(gpu: Gpu, early: Gpu, old: Gpu) -> None:
         assert each.allocator.list_touched() == ()
 
 
-def test_a_limit_is_there_before_the_first_byte(gpu: Gpu) -> None:
-    """Once CUDA is in use, releases from 2.11 on take it for a device that is not."""
-    gpu.backend.set_limit("cuda:1", LimitRequest(12 * GIB))
-
-    (limit,) = gpu.backend.read_limits()
-
-    assert limit == Limit("cuda:1", 12 * GIB, TOTAL, None)
-    with pytest.raises(DeviceFullError):
-        gpu.allocator.allocate(13 * GIB, 1)
-
-
-def test_a_limit_waits_for_cuda(early: Gpu) -> None:
-    """PyTorch sets it in the last step of its own initialisation, and not in a share it lacks."""
-    early.backend.set_limit("cuda:0", LimitRequest(12 * GIB))
-    early.backend.set_limit("cuda:2", LimitRequest(share=0.5))
-    waiting = early.backend.read_limits()
-
-    early.torch.cuda.init()
-
-    assert waiting == (
-        Limit("cuda:0", 12 * GIB, None, None, is_waiting=True),
-        Limit("cuda:2", None, None, None, is_waiting=True, share=0.5),
-    )
-    assert early.read() == [("cuda:0", 12 * GIB, False), ("cuda:2", TOTAL // 2, False)]
-    assert early.allocator.list_touched() == ()
-    with pytest.raises(DeviceFullError):
-        early.allocator.allocate(13 * GIB, 0)
-
-
 def test_older_releases_refuse_before_the_device_is_in_use(old: Gpu) -> None:
     """They would touch it; once it is in use they take the limit."""
     with pytest.raises(BackendError, match=r"cuda:1 is not in use yet, and PyTorch 2\.6\.0"):
@@ -161,79 +130,6 @@ def test_older_releases_refuse_before_the_device_is_in_use(old: Gpu) -> None:
 
     assert old.read() == [("cuda:1", 12 * GIB, False)]
     assert old.allocator.allocators[1].allowed_bytes == 12 * GIB
-
-
-def test_closing_forgets_what_waits_and_leaves_what_is_set(early: Gpu) -> None:
-    """A limit that stands is torch's own; one that waits is ours, and so is the place in line."""
-    early.torch.cuda._queued_calls.append((lambda: None, ["the user's"]))
-    early.backend.set_limit("cuda:0", LimitRequest(12 * GIB))
-    queued = len(early.torch.cuda._queued_calls)
-
-    early.backend.close()
-    early.backend.close()
-    early.torch.cuda.init()
-
-    assert (queued, len(early.torch.cuda._queued_calls)) == (2, 1)
-    assert early.allocator.allocators[0].allowed_bytes is None
-
-    other = Gpu()
-    other.allocator.touch(0)
-    other.backend.set_limit("cuda:0", LimitRequest(GIB))
-    other.backend.close()
-    assert other.allocator.allocators[0].allowed_bytes == GIB
-
-
-def test_what_waits_and_can_t_be_set_is_a_note(early: Gpu) -> None:
-    """CUDA's initialisation goes on."""
-    early.backend.set_limit("cuda:7", LimitRequest(GIB))
-
-    early.torch.cuda.init()
-
-    assert early.torch.cuda.is_initialized()
-    assert tuple(map(word_hardware_note, early.backend.take_notes())) == (
-        "The limit of cuda:7 is not set: there is no device 7: there are 3 simulated GPUs",
-    )
-    assert early.read() == []
-
-
-def test_a_forked_child_has_no_limit(early: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What waits was asked for its parent."""
-    early.backend.set_limit("cuda:0", LimitRequest(GIB))
-    own = os.getpid()
-    monkeypatch.setattr(os, "getpid", lambda: own + 1)
-
-    early.torch.cuda.init()
-
-    assert early.allocator.allocators[0].allowed_bytes is None
-
-
-def test_what_waits_touches_nothing_under_another_allocator(early: Gpu) -> None:
-    """With one that was chosen since, a limit would bring its device into use."""
-    early.backend.set_limit("cuda:0", LimitRequest(GIB))
-    early.torch.cuda.memory.get_allocator_backend = lambda: "cudaMallocAsync"
-
-    early.torch.cuda.init()
-
-    (note,) = early.backend.take_notes()
-    assert (note.kind, note.device) == (HardwareNoteKind.LIMIT_FAILED, "cuda:0")
-    assert note.text.startswith("cuda:0 is not in use yet")
-    assert early.allocator.list_touched() == ()
-
-
-def test_an_allocator_without_limits(gpu: Gpu) -> None:
-    """A pluggable one refuses both to set one and to tell of one."""
-
-    def refuse(*_: Any) -> float:
-        raise RuntimeError("CUDAPluggableAllocator does not yet support getMemoryFraction")
-
-    gpu.allocator.touch(0)
-    gpu.torch._C._cuda_getMemoryFraction = refuse
-    gpu.torch.cuda.set_per_process_memory_fraction = refuse
-
-    with pytest.raises(BackendError, match="PyTorch could not limit cuda:0"):
-        gpu.backend.set_limit("cuda:0", LimitRequest(GIB))
-
-    assert gpu.backend.list_devices()[0].limit_bytes is None
 
 
 # -- Beside limits ---------------------------------------------------------------------------------

@@ -23,7 +23,6 @@ from gpumemwidget.model.devices import (
     ChildProcess,
     DeviceState,
     DeviceUse,
-    HardwareNote,
     HardwareNoteKind,
     ProcessUse,
 )
@@ -354,25 +353,6 @@ def test_without_nvml_pytorch_tells_what_is_used(machine: Machine) -> None:
     assert [each.info.device for each in others] == ["host"]
     assert reports[0].use == use
     assert machine.allocator.list_touched() == (0,)
-
-
-def test_without_nvml_a_gpu_that_refuses_tells_nothing(machine: Machine) -> None:
-    """And says why, once."""
-
-    def refuse(index: int) -> tuple[int, int]:
-        raise RuntimeError("CUDA error: an illegal memory access\nmuch more")
-
-    machine.allocator.allocate(3 * MIB)
-    machine.backend._torch.cuda.mem_get_info = refuse
-    machine.library.init_error = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
-
-    first, _ = machine.take()
-
-    assert first.use is None
-    why = "CUDA error: an illegal memory access"
-    assert machine.hardware.take_notes() == (
-        HardwareNote(HardwareNoteKind.UNREAD, why, "cuda:0", "free memory"),
-    )
 
 
 @pytest.mark.parametrize(("n_bytes", "is_told"), [(50 * MIB, True), (29 * MIB, False)])

@@ -217,36 +217,6 @@ def test_without_a_reset_the_peak_is_sampled(
     assert peaks == [(100, "sampled"), (300, "sampled"), (300, "sampled")]
 
 
-def test_a_status_without_a_mark_gives_a_sampled_peak(
-    proc: FakeProc, fake_host: Callable[[], HostBackend]
-) -> None:
-    """Some sandboxes tell the resident size alone."""
-    proc.write_status(resident_kib=100, mark_kib=None)
-    proc.write_clear_refs()
-    host = fake_host()
-
-    host.start_span()
-    proc.write_status(resident_kib=90, mark_kib=None)
-    (end,) = host.read_exact()
-
-    assert (end.reserved_bytes, end.reserved_peak_bytes) == (90 * 1024, 100 * 1024)
-    assert end.peak_is == "sampled"
-
-
-@pytest.mark.parametrize("status", ["", "\nVmRSS:\t lots kB\n", "\x00\xff"])
-def test_a_status_that_says_nothing_falls_back(
-    status: str, proc: FakeProc, fake_host: Callable[[], HostBackend]
-) -> None:
-    """A file that is no process's status is not believed: psutil's figures stand in."""
-    (proc.root / "self" / "status").write_bytes(status.encode("latin-1"))
-    host = fake_host()
-
-    (reading,) = host.read_exact()
-
-    assert reading.reserved_bytes > MIB
-    assert reading.peak_is == "sampled"
-
-
 @linux
 @pytest.mark.parametrize("reads", [True, False])
 @pytest.mark.parametrize("closed", ["all", "clear_refs"])
@@ -370,11 +340,3 @@ def test_a_path_outside_the_mount_means_the_mount(
     write_group(cgroup, limit="1234")
 
     assert read_limits(proc, cgroup) == [1234]
-
-
-@pytest.mark.parametrize("text", ["", "\n", "rubbish", "0:", "0::", "::::", "\x00\xff", "4:memory"])
-def test_rubbish_means_no_limit(text: str, proc: FakeProc, tmp_path: Path) -> None:
-    """Lines that say nothing are passed over without a complaint."""
-    proc.write_cgroup(text)
-
-    assert read_limits(proc, tmp_path / "cgroup") == []

@@ -208,17 +208,6 @@ def test_the_real_binding_has_what_we_ask_for() -> None:
     assert theirs.usedGpuMemory.offset == ours.used_bytes.offset
 
 
-def test_an_instances_missing_utilisation_is_no_failure_of_its_memory() -> None:
-    """It is noted once, and does not stand beside what is told of the memory."""
-    failures = {"nvmlDeviceGetUtilizationRates": pynvml.NVML_ERROR_NOT_SUPPORTED}
-    monitor = monitor_of(FakeGpu(instances=[FakeGpu(uuid="MIG-1", failures=failures)]))
-
-    use = monitor.read_use("cuda:0")
-
-    assert (use.used_bytes, use.utilization_percent, use.failure) == (3 * GIB, None, "")
-    assert len(monitor.take_notes()) == 1
-
-
 # -- Failures ---------------------------------------------------------------------------------
 
 
@@ -249,20 +238,6 @@ def test_a_lost_gpu_keeps_its_number_from_others(error: int, device: str, n_note
 
     assert uuids_of(monitor) == {device: B}
     assert len(monitor.take_notes()) == n_notes
-
-
-def test_shut_down_by_somebody_else_begins_again() -> None:
-    """A user's own nvmlShutdown too many does not end our figures."""
-    library = FakeNvml(FakeGpu(uuid=A))
-    monitor = NvmlMonitor(library, environ={})
-    monitor.list_infos()
-    library.n_inits = 0
-
-    use = monitor.read_use("cuda:0")
-
-    assert use.used_bytes == 3 * GIB
-    assert monitor.take_notes() == ()
-    assert library.n_inits == 1
 
 
 @pytest.mark.parametrize(
@@ -334,17 +309,6 @@ def test_a_gpu_that_shares_the_hosts_memory_has_the_hosts_figures() -> None:
     assert sum(part.n_bytes for part in record.parts) == record.total_bytes
     assert [part.key for part in record.parts] == ["outside", "unlisted", "free"]
     assert "host memory in use" in breakdowns.to_text()
-
-
-def test_an_instance_without_figures_shares_nothing() -> None:
-    """MIG instances may lack them for other reasons."""
-    failures = {"nvmlDeviceGetMemoryInfo": pynvml.NVML_ERROR_NOT_SUPPORTED}
-    monitor = monitor_of(FakeGpu(instances=[FakeGpu(uuid="MIG-1", failures=failures)]))
-
-    use = monitor.read_use("cuda:0")
-
-    assert use is not None
-    assert (use.is_shared, use.used_bytes, bool(use.failure)) == (False, None, True)
 
 
 # -- A driver that takes too long to answer --------------------------------------------------------

@@ -90,23 +90,6 @@ def test_a_zombie_is_not_running(proc: FakeProc, machine: Machine) -> None:
     assert told == {600: ("child", "rank")}
 
 
-def test_after_a_fork_the_parents_children_are_not_its_own(
-    proc: FakeProc, machine: Machine
-) -> None:
-    """The forked process has its own, and what it was forked from is another."""
-    proc.write_process(600, OWN, "python", "rank.py")
-    before = machine.list_pids()
-    proc.write_process(700, OWN, "python", "-m", "ipykernel_launcher")
-    proc.write_process(701, 700, "python", "below.py")
-    machine.pid = 700
-
-    told = machine.tree.describe([OWN, 600, 700, 701])
-
-    assert before == [600]
-    assert machine.list_pids() == [701]
-    assert [relation for relation, _ in told.values()] == ["other", "other", "own", "child"]
-
-
 # -- Whose the numbers are ---------------------------------------------------------------------
 
 

@@ -326,22 +326,6 @@ def test_a_trace_comes_back_from_its_file(written: tuple[Path, AllocatorTrace]) 
     assert read.notes == (TraceNote(NoteKind.START_WORKED_OUT),)
 
 
-def test_each_device_has_its_trace(tmp_path: Path) -> None:
-    """One that has memory and no events, too."""
-    gpu = SimulatedGpus(3)
-    backend = CudaBackend(simulate_torch(gpu))
-    gpu.allocate(1, 0)
-    backend.start_trace(n_events=100)
-    gpu.allocate(2, 2)
-    path = tmp_path / "snapshot.pickle"
-    traces = backend.end_trace(snapshot_to=path)
-
-    read = load_snapshot(path)
-
-    assert [each.device for each in read] == [each.device for each in traces]
-    assert [each.after for each in read] == [each.after for each in traces]
-
-
 # -- What is refused ---------------------------------------------------------------------------
 
 

@@ -5,7 +5,6 @@ The same on a real GPU: ``tests/gpu/test_trace.py``.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,34 +67,6 @@ def list_sizes(trace: AllocatorTrace) -> list[int]:
 
 
 # -- A trace -----------------------------------------------------------------------------------
-
-
-def test_a_trace_has_what_happened_and_what_stood(gpu: Gpu) -> None:
-    """The lines are those that ran; afterwards no history runs."""
-    kept = gpu.make(3 * MIB)
-
-    assert gpu.backend.start_trace(n_events=100) == ()
-    gpu.make(100)
-    gpu.allocator.free(kept)
-    (trace,) = gpu.trace()
-
-    assert [TraceAction(code).word for code in trace.events.actions] == [
-        "segment_alloc",
-        "alloc",
-        "free_requested",
-        "free_completed",
-    ]
-    first = trace.events.stack_table[trace.events.stacks[1]]
-    assert [frame.function for frame in first[:2]] == [
-        "make",
-        "test_a_trace_has_what_happened_and_what_stood",
-    ]
-    assert [each.n_bytes for each in trace.before] == [20 * MIB]
-    assert [each.n_bytes for each in trace.after] == [20 * MIB, 2 * MIB]
-    assert trace.start_us <= trace.events.times_us[0] <= trace.end_us
-    assert trace.is_whole
-    assert trace.notes == ()
-    assert gpu.is_clean
 
 
 def test_no_lines_of_frees_are_taken(gpu: Gpu) -> None:
@@ -271,18 +242,6 @@ def test_a_history_of_the_users_is_used_and_left(gpu: Gpu) -> None:
     assert len(gpu.memory._snapshot()["device_traces"][0]) == 30
 
 
-def test_a_history_of_the_users_without_events_is_not_whole(gpu: Gpu) -> None:
-    """The note says how to have one of our own."""
-    gpu.memory._record_memory_history("state", context="state")
-    gpu.backend.start_trace(n_events=100)
-    gpu.make(1)
-
-    (trace,) = gpu.trace()
-
-    assert trace.notes == (IS_USERS,)
-    assert (len(trace.events), trace.is_whole) == (0, False)
-
-
 @pytest.mark.parametrize("enabled", ["all", "state", None])
 def test_what_is_set_within_the_cell_is_anothers(gpu: Gpu, enabled: str | None) -> None:
     """Our events are dropped for it, as a note says, and what was set stays."""
@@ -364,20 +323,6 @@ def test_events_of_a_history_are_never_fetched_with_the_blocks(gpu: Gpu) -> None
 
 
 # -- The file ----------------------------------------------------------------------------------
-
-
-def test_a_file_that_cant_be_written_is_a_note(gpu: Gpu, tmp_path: Path) -> None:
-    """The trace is given all the same."""
-    gpu.backend.start_trace(n_events=100)
-    gpu.make(77)
-
-    (trace,) = gpu.trace(snapshot_to=tmp_path / "missing" / "snapshot.pickle")
-
-    assert list_sizes(trace) == [77]
-    (note,) = gpu.backend.take_notes()
-    assert "can't be written" in note.text
-    assert note.text.endswith("choose another file")
-    assert gpu.is_clean
 
 
 # -- Threads and children ----------------------------------------------------------------------
