@@ -88,14 +88,6 @@ class TestOwnMagics:
         """Comments and blank lines do not count; a release and a traced cell are the user's."""
         assert has_only_own_magics(source) is expected
 
-    def test_the_record_says_so(self) -> None:
-        """As its cell does."""
-        cell = make_cell(host(5))
-        cell.is_only_own_magics = True
-
-        assert record_of(cell, host(5)).is_only_own_magics
-        assert not record_of(make_cell(host(5)), host(5)).is_only_own_magics
-
 
 class TestRecord:
     """A whole cell, or what is known of it."""
@@ -255,16 +247,3 @@ class TestPartial:
 
         kinds = [device.peak_is for device in record.devices]
         assert kinds == ["at least" if is_touched else "exact", "at least"]
-
-
-class TestFailure:
-    """The hardware answered at neither end; ``test_monitor`` has each end alone."""
-
-    def test_where_both_failed_the_known_devices_stand(self) -> None:
-        """The ledger has no hole, only unknown figures."""
-        cell = make_cell(start_failed=True)
-
-        record = build_record(cell, None, end_s=12.5, status="ok", known_devices=("cuda:0", "host"))
-
-        assert [device.device for device in record.devices] == ["cuda:0", "host"]
-        assert {device.allocated for device in record.devices} == {Span(None, None, None)}

@@ -18,7 +18,6 @@ from pyarrow import parquet
 
 from gpumemwidget.errors import FileError, GpuMemError
 from gpumemwidget.model.cells import CellDevice, CellRecord, Span
-from gpumemwidget.recording.files import write_whole
 from gpumemwidget.recording.ledger import COLUMNS, Ledger
 
 RECORD = CellRecord(
@@ -322,16 +321,6 @@ class TestPaths:
 
         assert "\n" not in str(error.value)
         assert list_names(tmp_path) == before
-
-    def test_the_reason_is_shown_where_nothing_can_be_removed_either(self, tmp_path: Path) -> None:
-        """As on a read-only file system: whoever takes the half of a file away is refused, too."""
-        (tmp_path / "file").write_text("")
-        target = tmp_path / "file" / "cells.csv"
-
-        with pytest.raises(FileError) as error:
-            write_whole(target, b"1")
-
-        assert str(error.value) == f"can't write {target}: Not a directory; choose another place"
 
     @pytest.mark.parametrize("path", [3, None, b"cells.csv"])
     def test_refuses_what_is_no_path(self, ledger: Ledger, path: str) -> None:

@@ -142,19 +142,6 @@ def test_every_gpu_in_use_unless_one_is_named(hardware: Hardware, allocator: Sim
     assert allocator.list_touched() == (1,)
 
 
-def test_off_takes_away_all_limits(hardware: Hardware, allocator: SimulatedGpus) -> None:
-    """Those of GPUs that are not in use too."""
-    allocator.touch(0)
-    set_limits(hardware, LimitRequest(GIB), "cuda:0")
-    set_limits(hardware, LimitRequest(GIB), "cuda:1")
-
-    left = set_limits(hardware, LimitRequest())
-
-    assert [each.device for each in left] == ["cuda:0", "cuda:1"]
-    assert [each.limit_bytes for each in left] == [None, None]
-    assert allocator.allocators[1].allowed_bytes == TOTAL
-
-
 def test_more_than_one_of_them_has(allocator: SimulatedGpus) -> None:
     """Then none of them is limited."""
     torch = simulate_torch(allocator)
@@ -259,22 +246,6 @@ def test_one_for_every_gpu_takes_the_place_of_single_ones() -> None:
     assert budgets.find("cuda:1") == 10 * MIB
     assert again.find("cuda:0") == 10 * MIB
     assert again.find("cuda:1") == 5 * MIB
-
-
-def test_budgets_are_removed_one_by_one_or_together() -> None:
-    """What every GPU has is left to a GPU whose own is removed."""
-    budgets = Budgets().add(10 * MIB).add(5 * MIB, device="cuda:1").add(7 * MIB, device=HOST)
-
-    assert budgets.remove("cuda:1").find("cuda:1") == 10 * MIB
-    budgets = budgets.remove("cuda:1")
-    assert budgets.remove(HOST).list() == (Budget(EVERY_GPU, 10 * MIB),)
-    assert budgets.remove() == Budgets()
-
-
-@pytest.mark.parametrize("n_bytes", [-1, 10, MIB - 1, 10**99])
-def test_a_number_without_its_unit_is_refused(n_bytes: int) -> None:
-    with pytest.raises(BadInputError, match="give an amount with its unit, as in 10GiB"):
-        Budgets().add(n_bytes)
 
 
 # -- The budget of a cell's record -----------------------------------------------------------------

@@ -551,34 +551,6 @@ class TestEndToEnd:
             assert not is_exact or span.peak_bytes == true.peak_bytes
 
 
-def test_spans_within_a_cell_leave_its_own_peaks_whole() -> None:
-    """What a ``with`` block measures for itself has marks of its own; the cell's go on over it."""
-    allocator = SimulatedGpus(1)
-    hardware = Hardware([CudaBackend(simulate_torch(allocator))])
-    monitor = Monitor(hardware, clock=ManualClock(), on_failure=pytest.fail)
-    allocator.touch(0)
-
-    def use(n_mib: int) -> None:
-        allocator.free(allocator.allocate(n_mib * MIB))
-
-    try:
-        monitor.start_cell(execution_count=1, cell_id=None, source="")
-        use(900)
-        monitor.start_span_within()
-        use(100)
-        [inner] = monitor.end_span_within()
-        use(300)
-        record = monitor.end_cell(status="ok")
-    finally:
-        monitor.close()
-
-    assert record is not None
-    assert inner.allocated_peak_bytes == 100 * MIB
-    assert record.devices[0].allocated == Span(0, 0, 900 * MIB)
-    assert record.devices[0].peak_is == "exact"
-    monitor.close()
-
-
 def test_listeners_that_threads_add_at_once_are_all_called() -> None:
     """Subshells and pages may add theirs while a cell opens the dashboard."""
     events: Callbacks[None] = Callbacks(lambda what, exc: pytest.fail(f"{what}: {exc}"))

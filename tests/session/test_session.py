@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpumemwidget.errors import BadInputError, BusyError, UnknownNameError
+from gpumemwidget.errors import BadInputError, BusyError
 from gpumemwidget.model.releases import ReleaseRequest
 from gpumemwidget.session.session import Session
 from tests.ownership.hostile import Hostile
@@ -25,19 +25,6 @@ def session(notebook: Notebook) -> Iterator[Session]:
 
     session.close()
     assert failures == []
-
-
-def test_what_shows_the_variables_is_told_of_each_release(session: Session) -> None:
-    """Also of one that was refused: it may have begun."""
-    told: list[None] = []
-    session.released.add(told.append)
-
-    session.release(ReleaseRequest(("x",)))
-    with pytest.raises(UnknownNameError):
-        session.release(ReleaseRequest(("nothing_of_that_name",)))
-
-    assert len(told) == 2
-    assert session.shell.user_ns["x"] is None
 
 
 def test_nothing_is_released_beside_a_running_cell(session: Session) -> None:
@@ -82,27 +69,6 @@ def test_a_failure_is_told_once_for_each_type_and_logged_if_it_cannot_be(
     ]
     assert "lost at 0x7f01" in caplog.text
     assert "no output any more" in caplog.text
-
-
-class _Part:
-    """Something that a session closes."""
-
-    def __init__(self, _session: Session) -> None:
-        self.n_closed = 0
-
-    def close(self) -> None:
-        self.n_closed += 1
-
-
-def test_what_is_attached_is_made_once_and_closed(session: Session) -> None:
-    part = session.attach(_Part)
-
-    again = session.attach(_Part)
-    session.close()
-    session.close()
-
-    assert again is part
-    assert part.n_closed == 1
 
 
 @pytest.mark.parametrize(
