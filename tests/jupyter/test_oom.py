@@ -441,12 +441,3 @@ def test_the_hosts_card(
     assert card.text == call
     exception = next(way for way in card.ways if way.kind is RemedyKind.LAST_EXCEPTION)
     assert (exception.gives_bytes, exception.gives_is) == (64 * MIB, "exact")
-
-
-def test_errors_of_devices_where_there_is_none(
-    on_host: InteractiveShell, cards: list[OomCard]
-) -> None:
-    """An error that speaks of a device that is not ours has no card."""
-    run(on_host, "raise torch.OutOfMemoryError('XPU out of memory.')")
-
-    assert cards == []

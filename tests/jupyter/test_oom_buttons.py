@@ -111,22 +111,6 @@ def test_the_session_is_saved_as_a_page(
     assert line.startswith(f"can't write {tmp_path / 'oom-3.html'}: No space left on device")
 
 
-def test_a_page_is_not_saved_into_a_deleted_folder(
-    page: _Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The button says why, and what to do."""
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    add_card(page.buttons, "one", _make_card())
-
-    page.click("one")
-
-    state, (line,) = page.read("one")
-    assert state == "failed"
-    assert line.startswith("'oom.html' leads nowhere (")
-
-
 def _fail_to_write(*_: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -57,17 +57,6 @@ def _list_messages(sent: list[Message]) -> list[Message]:
     return [message for batch in sent for message in batch["messages"]]
 
 
-def test_outside_of_colab_a_message_goes_out_as_it_is() -> None:
-    """With its buffers and from any thread."""
-    widget, outgoing = _make_outgoing()
-
-    outgoing.send({"kind": "a"}, [b"\0\xff"])
-    _send_from_thread(outgoing, {"kind": "b"}, b"\1")
-
-    assert widget.sent == [({"kind": "a"}, [b"\0\xff"]), ({"kind": "b"}, [b"\1"])]
-    assert not outgoing.is_polled
-
-
 def test_message_of_a_background_thread_waits_for_the_question(in_colab: None) -> None:
     """In the order in which they were sent, as one message, and once."""
     widget, outgoing = _make_outgoing(is_running=True)

@@ -117,20 +117,6 @@ def test_an_error_passes_through() -> None:
     assert _list_nets(t) == [20]
 
 
-def test_a_block_may_begin_in_one_function_and_end_in_another() -> None:
-    """The lines after the first function has returned are read."""
-
-    def begin() -> Trace:
-        return gpumemwidget.trace().__enter__()
-
-    trace = begin()
-    kept = bytearray(20 * MIB)
-    trace.__exit__(None, None, None)
-
-    assert len(kept) == 20 * MIB
-    assert _list_nets(trace) == [20]
-
-
 def test_threads_and_coroutines_have_blocks_too() -> None:
     """Of each the lines of its own thread are read."""
     seen: list[list[int]] = []
