@@ -199,25 +199,11 @@ _STRANGER = make_process(4121, "other", 29 * GIB, None)
             id="this process's size unknown",
         ),
         pytest.param(
-            {"processes": (*make_state().processes, make_process(22, "other", GIB))},
-            _BESIDE,
-            13 * GIB + 509 * MIB,
-            BreakdownDoubt.FIGURES_DIFFER,
-            id="one has freed some between the two questions",
-        ),
-        pytest.param(
             {"use": replace(make_state().use, used_bytes=29 * GIB + 989 * MIB, driver_bytes=None)},
             ("unlisted", "driver"),
             489 * MIB,
             None,
             id="a driver before 510",
-        ),
-        pytest.param(
-            {"reading": None, "segments": (), "processes": None, "use": None},
-            (*_BESIDE, "driver", "free"),
-            80 * GIB - 480 * MIB,
-            BreakdownDoubt.NO_DRIVER,
-            id="a silent driver, whose total of a GPU not in use has its own part within",
         ),
         pytest.param(
             {"use": None, "processes": None},
@@ -242,27 +228,6 @@ _STRANGER = make_process(4121, "other", 29 * GIB, None)
             3 * GIB,
             BreakdownDoubt.SEGMENTS_UNKNOWN,
             id="cudaMallocAsync, which has no segments",
-        ),
-        pytest.param(
-            {"reading": Reading("cuda:0", 13 * GIB - 512, 16 * GIB)},
-            _UNALLOCATED,
-            3 * GIB + 512,
-            BreakdownDoubt.SEGMENTS_UNKNOWN,
-            id="segments of another moment",
-        ),
-        pytest.param(
-            {"reading": Reading("cuda:0", None, None), "segments": ()},
-            ("allocated", *_UNALLOCATED, "outside"),
-            16 * GIB + 500 * MIB,
-            None,
-            id="a pluggable allocator, which counts nothing",
-        ),
-        pytest.param(
-            {"reading": Reading("cuda:0", 13 * GIB, None), "segments": ()},
-            (*_UNALLOCATED, "outside"),
-            3 * GIB + 500 * MIB,
-            None,
-            id="nothing but what is allocated",
         ),
     ],
 )

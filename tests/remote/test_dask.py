@@ -152,18 +152,6 @@ def test_a_task_has_the_exact_peak_that_its_worker_reads_itself(
     assert {span.status for span in spans} == {"ok"}
 
 
-def test_short_tasks_are_counted(client: Client, watching: Watching) -> None:
-    """Of a flood of tasks of two names in turns each is counted, in fewer records."""
-    for _ in range(10):
-        client.gather(client.map(increment, range(5), pure=False))
-        client.gather(client.map(train, range(1, 6), pure=False))
-
-    spans = [*watching.wait_for_spans("increment", 50), *watching.wait_for_spans("train", 50)]
-
-    assert sum(span.n_spans for span in spans) == 100
-    assert len(spans) < 100
-
-
 def test_a_span_within_a_task_does_not_share_with_it(client: Client, watching: Watching) -> None:
     """The task's own span counts as around it, though another thread has begun it."""
     client.submit(measure_inside, pure=False).result()
@@ -222,22 +210,6 @@ def test_close_takes_everything_away(cluster: LocalCluster, client: Client) -> N
     assert list_plugins(cluster) == []
 
 
-def test_what_a_busy_scheduler_was_asked_it_does_later(
-    monkeypatch: pytest.MonkeyPatch, cluster: LocalCluster, client: Client
-) -> None:
-    """The watch begins although nobody waited for it, and so does it end."""
-    with monkeypatch.context() as patch:
-        patch.setattr(adapter, "_SETUP_S", 0.001)
-        watching = Watching(DaskSource(client))
-    states = watching.wait(lambda states: len(states) == 2)
-
-    monkeypatch.setattr(adapter, "_CLOSE_S", 0.001)
-    watching.close()
-
-    assert [state.status for state in states] == ["running", "running"]
-    wait_for(lambda: not list_plugins(cluster) and not any(client.run(list_remains).values()))
-
-
 def test_a_watch_ends_with_its_client(
     monkeypatch: pytest.MonkeyPatch, cluster: LocalCluster
 ) -> None:
@@ -254,19 +226,6 @@ def test_a_watch_ends_with_its_client(
 
     assert [state.status for state in states] == ["lost", "lost"]
     wait_for(lambda: not list_plugins(cluster))
-
-
-def test_what_is_no_message_is_counted(client: Client, watching: Watching) -> None:
-    """Anybody on the cluster may log to the topic: what can't be read changes nothing else."""
-    (state, _) = watching.wait(lambda states: len(states) == 2)
-    key, topic = watching.keys[state.info.id], watching.source._topic
-
-    client.log_event(topic, {"action": "none of ours"})
-    client.log_event(topic, [key, b"not a message\n{}\n"])
-    client.log_event(topic, [key, 7])
-
-    states = watching.wait(lambda states: any(each.n_unread == 3 for each in states))
-    assert [each.n_unread for each in states if each.info.id != state.info.id] == [0]
 
 
 def test_a_worker_without_the_package_is_left_alone(client: Client) -> None:

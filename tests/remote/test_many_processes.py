@@ -133,36 +133,6 @@ def test_nobody_waits_while_a_long_recording_is_read() -> None:
     assert seen == [["train.py"], ["train.py", "evaluate.py"]]
 
 
-def test_a_source_that_is_removed_while_it_is_read() -> None:
-    """What it sends from then on is of no process any more."""
-    collector = Collector(lambda _, __: None)
-
-    def read() -> Iterator[tuple[str, Message]]:
-        yield begin("train.py")
-        collector.remove(source)
-        yield begin("train.py")
-
-    source = ScriptedSource(read)
-    collector.add(source)
-
-    collector.read()
-
-    assert collector.processes == ()
-
-
-def test_another_recording_in_the_place_of_one() -> None:
-    """It is a process of its own, and has nothing of the one before."""
-    messages = [
-        *(("place", begin(name)[1]) for name in ("first.py", "second.py")),
-        ("place", Ended(2.0)),
-        ("place", begin("second.py")[1]),
-    ]
-
-    [state] = Watching(ScriptedSource(lambda: iter(messages))).look()
-
-    assert (state.info.name, state.status, state.heard_s) == ("second.py", "ended", 2.0)
-
-
 def test_a_gpus_use_is_the_newest_that_was_recorded(tmp_path: Path) -> None:
     """A process that was heard since then and recorded none takes nothing away from it."""
     ranks = [Rank(tmp_path, number) for number in range(3)]
