@@ -65,19 +65,6 @@ def machine(proc: FakeProc) -> Machine:
 # -- The tree ----------------------------------------------------------------------------------
 
 
-def test_children_and_theirs_are_told(proc: FakeProc, machine: Machine) -> None:
-    """By number, parent, name and resident size; nobody else."""
-    proc.write_process(600, OWN, "torchrun", "train.py", resident_pages=7)
-    proc.write_process(601, 600, "/usr/bin/python3", "-u", "/x/train.py", "--lr", "0.1")
-    proc.write_process(602, 400, "python", "others.py")
-
-    assert machine.tree.list_children() == (
-        ChildProcess(600, OWN, "torchrun", 7 * PAGE_BYTES),
-        ChildProcess(601, 600, "python train.py", 1000 * PAGE_BYTES),
-    )
-    assert machine.tree.own_pid == OWN
-
-
 def test_a_zombie_is_not_running(proc: FakeProc, machine: Machine) -> None:
     """It has no memory any more; what it had left on a GPU is still a child's."""
     proc.write_process(600, OWN, "python", "rank.py")
@@ -102,16 +89,6 @@ def test_a_child_that_has_a_gpu_open_shows_whose_they_are(proc: FakeProc, machin
 
     assert machine.tree.are_pids_certain([600, 603])
     assert not machine.tree.are_pids_certain([601, 602, 603])
-
-
-@pytest.mark.parametrize(("name", "is_certain"), [("4026531836", True), ("4026532700", False)])
-def test_outside_of_containers_numbers_are_the_machines(
-    proc: FakeProc, machine: Machine, name: str, is_certain: bool
-) -> None:
-    """Linux gives the first namespace the same number on every machine."""
-    proc.write_namespace(f"pid:[{name}]")
-
-    assert machine.tree.are_pids_certain([OWN]) is is_certain
 
 
 # -- What can't be read ------------------------------------------------------------------------
