@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -130,6 +131,17 @@ def test_older_releases_refuse_before_the_device_is_in_use(old: Gpu) -> None:
 
     assert old.read() == [("cuda:1", 12 * GIB, False)]
     assert old.allocator.allocators[1].allowed_bytes == 12 * GIB
+
+
+def test_a_forked_child_has_no_limit(early: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits was asked for its parent."""
+    early.backend.set_limit("cuda:0", LimitRequest(GIB))
+    own = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: own + 1)
+
+    early.torch.cuda.init()
+
+    assert early.allocator.allocators[0].allowed_bytes is None
 
 
 # -- Beside limits ---------------------------------------------------------------------------------

@@ -217,6 +217,22 @@ def test_without_a_reset_the_peak_is_sampled(
     assert peaks == [(100, "sampled"), (300, "sampled"), (300, "sampled")]
 
 
+def test_a_status_without_a_mark_gives_a_sampled_peak(
+    proc: FakeProc, fake_host: Callable[[], HostBackend]
+) -> None:
+    """Some sandboxes tell the resident size alone."""
+    proc.write_status(resident_kib=100, mark_kib=None)
+    (proc.root / "self" / "clear_refs").write_text("")
+    host = fake_host()
+
+    host.start_span()
+    proc.write_status(resident_kib=90, mark_kib=None)
+    (end,) = host.read_exact()
+
+    assert (end.reserved_bytes, end.reserved_peak_bytes) == (90 * 1024, 100 * 1024)
+    assert end.peak_is == "sampled"
+
+
 @linux
 @pytest.mark.parametrize("reads", [True, False])
 @pytest.mark.parametrize("closed", ["all", "clear_refs"])

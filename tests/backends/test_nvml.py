@@ -240,6 +240,20 @@ def test_a_lost_gpu_keeps_its_number_from_others(error: int, device: str, n_note
     assert len(monitor.take_notes()) == n_notes
 
 
+def test_shut_down_by_somebody_else_begins_again() -> None:
+    """A user's own nvmlShutdown too many does not end our figures."""
+    library = FakeNvml(FakeGpu(uuid=A))
+    monitor = NvmlMonitor(library, environ={})
+    monitor.list_infos()
+    library.n_inits = 0
+
+    use = monitor.read_use("cuda:0")
+
+    assert use.used_bytes == 3 * GIB
+    assert monitor.take_notes() == ()
+    assert library.n_inits == 1
+
+
 @pytest.mark.parametrize(
     ("error", "has_driver", "told"),
     [

@@ -324,6 +324,19 @@ def test_a_late_engine_is_joined_and_a_killed_one_keeps_its_row(cluster: Any, cl
     assert killed.readings
 
 
+def test_a_purged_client_goes_on_watching(client: Any) -> None:
+    """What the client forgets of its tasks does not end the watch."""
+    with watch(client) as watched:
+        client.wait(timeout=_DEADLINE_S)
+        client.purge_everything()
+        watched.look()
+        client[0].apply_sync(train, 100 * MIB)
+
+        span = watched.wait_for_spans("train", on=0)[-1]
+
+    assert find_device(span).allocated.peak_bytes == 100 * MIB
+
+
 @pytest.mark.slow
 def test_engines_whose_controller_was_killed_are_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -12,6 +12,7 @@ import torch
 import gpumemwidget
 from gpumemwidget.__main__ import main
 from tests.remote.programs import (
+    ROOT,
     RUN,
     SLACK_BYTES,
     end_group,
@@ -124,6 +125,44 @@ def test_what_can_not_be_done(
     assert why in err
     assert err.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["mine.jsonl"]
+
+
+#: Where a recording goes, whatever the current folder is.
+_WHOLE_TO = ("--to", "{folder}/runs")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        ([*_WHOLE_TO, "{folder}/train.py"], 0, "{folder}/runs/"),
+        ([*_WHOLE_TO, "-m", "sample"], 0, "{folder}/runs/"),
+        ([*_WHOLE_TO, "train.py"], 2, "gpumemwidget: can't open train.py: No such file"),
+        (["--to", "runs", "{folder}/train.py"], 2, "'runs' leads nowhere"),
+        (["{folder}/train.py"], 2, "'.' leads nowhere"),
+        (["--to", "", "{folder}/train.py"], 2, "the path is empty: give one such as"),
+    ],
+)
+def test_a_current_folder_that_was_deleted(
+    arguments: list[str], status: int, said: str, tmp_path: Path
+) -> None:
+    """Whole paths work there, and others are refused in one line, without a recording."""
+    for name in ("train.py", "sample.py"):
+        write_script(tmp_path, "print('it ran')", name)
+    (tmp_path / "gone").mkdir()
+    code = f"""
+import os, sys
+os.chdir({str(tmp_path / "gone")!r})
+os.rmdir(os.getcwd())
+os.execv(sys.executable, [sys.executable, "-m", "gpumemwidget", "run", *sys.argv[1:]])
+"""
+    program = [argument.format(folder=tmp_path) for argument in arguments]
+
+    ended = run_python(tmp_path, "-c", code, *program, env={"PYTHONPATH": f"{ROOT}:{tmp_path}"})
+
+    assert (ended.status, ended.out) == (status, "" if status else "it ran\n")
+    assert said.format(folder=tmp_path) in ended.err
+    assert status == 0 or ended.err.count("\n") == 1
+    assert len([*tmp_path.rglob("*.jsonl")]) == (status == 0)
 
 
 def test_a_folder_with_a_dot(tmp_path: Path) -> None:
