@@ -119,8 +119,7 @@ class _Run:
         self._answers = Answers(torch, self._known, self.assumptions)
         self._fakes.mode.read_array = self._answers.read_array
         self._copier = Copier(torch, self._convert)
-        self._ask_device = torch.ops.prim.device.default
-        self._mode = _make_mode(self._dispatch)
+        self._mode = _make_mode(torch, self._fakes, self._dispatch)
         self._overrides: dict[Any, Callable[..., Any]] = {}
         self._composites: dict[Any, bool] = {}
         self._is_noting = False
@@ -220,8 +219,6 @@ class _Run:
     # -- Operators ---------------------------------------------------------------------------------
 
     def _dispatch(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if operator is self._ask_device:
-            return self._fakes.report_device(args[0])
         if not self._is_noting:
             return self._fakes.call(operator, args, kwargs)
         if (override := self._overrides.get(operator)) is not None:
@@ -263,13 +260,22 @@ class _Run:
         return self._composites[operator]
 
 
-def _make_mode(dispatch: Callable[..., Any]) -> Any:
+def _make_mode(torch: Any, fakes: Fakes, dispatch: Callable[..., Any]) -> Any:
     base: Any = importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode
+    ask_device = torch.ops.prim.device.default
 
     class DryRunMode(base):  # type: ignore[misc]
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            # A dry run compiles nothing, so each call needs no wrapper that says so once more.
+            return False
+
         def __torch_dispatch__(
             self, func: Any, _types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
+            # C++ asks for a tensor's device as often as it calls an operator.
+            if func is ask_device:
+                return fakes.report_device(args[0])
             return dispatch(func, args, kwargs or {})
 
     return DryRunMode()
