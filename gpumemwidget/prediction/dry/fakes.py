@@ -401,12 +401,13 @@ class ShapeCache:
         self._mode = mode
         #: What makes a result; ``None``: it is computed each time.
         self._makers: dict[tuple[Any, ...], Maker | None] = {}
-        self._is_simple: dict[Any, bool] = {}
-        self._plain = (
+        self._is_simple: dict[str, bool] = {}
+        self._plain = {
             *(type(None), bool, int, float, str),
-            *(torch.dtype, torch.layout, torch.memory_format),
-        )
+            *(torch.dtype, torch.layout, torch.memory_format, torch.device),
+        }
         self._without_dispatch = torch._C._DisableTorchDispatch  # noqa: SLF001 - not public
+        self._read_node = torch._C._current_autograd_node  # noqa: SLF001 - not public
 
     def call(
         self,
@@ -416,12 +417,18 @@ class ShapeCache:
         compute: Callable[[], Any],
     ) -> Any:
         """Return an operator's result, computed where the like of it was not before."""
-        simple = self._is_simple.get(operator)
+        # An operator's hash is computed in Python, and its name's is kept.
+        name = operator.name()
+        simple = self._is_simple.get(name)
         if simple is None:
-            simple = self._is_simple[operator] = self._find_simple(operator)
-        if not simple or "device" in kwargs:
+            simple = self._is_simple[name] = self._find_simple(operator)
+        if not simple:
             return compute()
-        described: list[Any] = [operator]
+        described: list[Any] = [name]
+        if "device" in kwargs:
+            # These decide the device that is meant, and the type of what has none.
+            in_backward = self._read_node() is not None
+            described += (self._mode.is_moving, in_backward, self._torch.get_default_dtype())
         if self._torch.is_inference_mode_enabled():
             # A view of a tensor from outside is no tensor of the mode.
             is_tensor = bool(args) and type(args[0]) is self._kind
@@ -429,8 +436,8 @@ class ShapeCache:
         try:
             for value in args:
                 self._describe(value, described)
-            for name, value in kwargs.items():
-                described.append(name)
+            for option, value in kwargs.items():
+                described.append(option)
                 self._describe(value, described)
         except _UncachedError:
             return compute()
@@ -499,7 +506,7 @@ class ShapeCache:
             raise _UncachedError
         if result.is_inference() != self._torch.is_inference_mode_enabled():
             raise _UncachedError
-        own = find_storage(result)
+        attributes, own = dict(vars(result)), find_storage(result)
         given = [find_storage(tensor) for tensor in args if type(tensor) is self._kind]
         if given and type(args[0]) is self._kind and given[0] == own:
 
@@ -508,25 +515,32 @@ class ShapeCache:
                 with self._without_dispatch():
                     made = self._torch.empty((0,), dtype=dtype, device="meta")
                     made.set_(storage, offset, shape, stride)
-                    return self._kind(self._mode, made, device)
+                    return self._wrap(made, device, attributes)
 
             return make_view
 
         def make_new(_: tuple[Any, ...]) -> Any:
             with self._without_dispatch():
                 made = self._torch.empty_strided(shape, stride, dtype=dtype, device="meta")
-                return self._kind(self._mode, made, device)
+                return self._wrap(made, device, attributes)
 
-        n_bytes = result.untyped_storage().nbytes()
-        if own in (*storages, *given) or offset or _count_bytes(make_new(args)) != n_bytes:
+        n_bytes = make_new(args).untyped_storage().nbytes()
+        if own in (*storages, *given) or offset or result.untyped_storage().nbytes() != n_bytes:
             raise _UncachedError
         storages.add(own)
         return make_new
 
+    def _wrap(self, made: Any, device: Any, attributes: dict[str, Any]) -> Any:
+        """Return the fake of a meta tensor, without the slow checks of ``FakeTensor.__new__``.
 
-def _count_bytes(tensor: Any) -> int:
-    n_bytes: int = tensor.untyped_storage().nbytes()
-    return n_bytes
+        https://github.com/pytorch/pytorch/blob/main/torch/_subclasses/fake_tensor.py
+        """
+        fake = self._torch.Tensor._make_subclass(  # noqa: SLF001 - has no public name
+            self._kind, made, False, dispatch_device=True, device_for_backend_keys=device
+        )
+        self._torch._C._set_throw_on_mutable_data_ptr(fake)  # noqa: SLF001 - not public
+        vars(fake).update(attributes)
+        return fake
 
 
 def find_storage(tensor: Any) -> int:
