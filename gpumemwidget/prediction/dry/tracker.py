@@ -7,6 +7,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
 
@@ -30,6 +31,18 @@ from gpumemwidget.progress import Stage, report_progress
 _MAX_OPERATORS = 700_000
 
 
+@dataclass(slots=True, eq=False)
+class _Storage:
+    """A storage of a dry run, while it exists."""
+
+    number: int
+    n_bytes: int
+    on_device: bool
+    end_watcher: object
+    #: The tensors in it that were described, by what tells them apart.
+    tensors: dict[tuple[Any, ...], TensorMeta] = field(default_factory=dict)
+
+
 class Tracker:
     """The operators of a dry run, in their order."""
 
@@ -38,15 +51,13 @@ class Tracker:
         self._tensor: type = torch.Tensor
         self._read_node: Callable[[], Any] = torch._C._current_autograd_node  # noqa: SLF001
         self._read_sequence: Callable[[], int] = torch.autograd._get_sequence_nr  # noqa: SLF001
-        #: For each storage's address its number and bytes, whether it is on the device, and a
-        #: reference that notices its end.
-        self._living: dict[int, tuple[int, int, bool, object]] = {}
+        #: The storages that exist, by their address.
+        self._living: dict[int, _Storage] = {}
         #: How often tensors that the step made on the CPU were taken to be on the device.
         self.n_moves = 0
         self._n_storages = 0
         #: Storages that were freed since the last operator, which has this list.
         self._freed: list[int] = []
-        self._dtypes: dict[Any, tuple[str, int]] = {}
         self._phases: list[Phase] = []
         self._modules: list[str] = []
         #: The module that each node of autograd's was made in, by the node's number.
@@ -163,7 +174,7 @@ class Tracker:
         The real one's has an address on the device, or 0 if it is elsewhere.
         """
         allocated: list[StorageUse] = []
-        number = self._number_storage(tensor, allocated)
+        number = self._find_storage(tensor, self._is_on_device(tensor), allocated).number
         self._initial += allocated
         if allocated:
             self._roles[number] = StorageRole("tensor", path)
@@ -200,7 +211,7 @@ class Tracker:
     def _note_role(self, tensor: Any, kind: MemoryKind, path: str) -> None:
         known = self._living.get(tensor.untyped_storage()._cdata)  # noqa: SLF001 - its identity
         if known is not None and self._is_on_device(tensor):
-            self._roles[known[0]] = StorageRole(kind, path)
+            self._roles[known.number] = StorageRole(kind, path)
 
     # -- Each operator -----------------------------------------------------------------------------
 
@@ -308,45 +319,48 @@ class Tracker:
         return str(value)
 
     def _describe_tensor(self, tensor: Any, allocated: list[StorageUse]) -> TensorMeta:
-        dtype = tensor.dtype
-        if (known := self._dtypes.get(dtype)) is None:
-            known = self._dtypes[dtype] = (str(dtype).removeprefix("torch."), dtype.itemsize)
-        return TensorMeta(
-            dtype=known[0],
-            shape=tuple(tensor.shape),
-            stride=tensor.stride(),
-            device="cuda" if self._is_on_device(tensor) else "cpu",
-            storage=self._number_storage(tensor, allocated),
-            item_bytes=known[1],
-        )
+        on_device = self._is_on_device(tensor)
+        storage = self._find_storage(tensor, on_device, allocated)
+        # A tensor is described where it is made, and again at each use.
+        key = (tensor.dtype, tensor.shape, tensor.stride(), on_device)
+        if (meta := storage.tensors.get(key)) is None:
+            meta = storage.tensors[key] = TensorMeta(
+                dtype=str(tensor.dtype).removeprefix("torch."),
+                shape=tuple(tensor.shape),
+                stride=tensor.stride(),
+                device="cuda" if on_device else "cpu",
+                storage=storage.number,
+                item_bytes=tensor.dtype.itemsize,
+            )
+        return meta
 
     def _is_on_device(self, tensor: Any) -> bool:
         device = getattr(tensor, "fake_device", None) or tensor.device
         return bool(device.type == "cuda")
 
-    def _number_storage(self, tensor: Any, allocated: list[StorageUse]) -> int:
-        """Return the number of a tensor's storage; it has a new one once it is resized or moved."""
+    def _find_storage(self, tensor: Any, on_device: bool, allocated: list[StorageUse]) -> _Storage:
+        """Return a tensor's storage, which is a new one once it is resized or moved."""
         storage = tensor.untyped_storage()
         key, n_bytes = storage._cdata, storage.nbytes()  # noqa: SLF001 - its identity
         known = self._living.get(key)
-        on_device = self._is_on_device(tensor)
-        if known is not None and known[1] == n_bytes and known[2] >= on_device:
-            return known[0]
+        if known is not None and known.n_bytes == n_bytes and known.on_device >= on_device:
+            return known
         number = self._n_storages
         self._n_storages += 1
-        if known is not None and known[2]:
-            self._freed.append(known[0])
+        if known is not None and known.on_device:
+            self._freed.append(known.number)
 
         def end(_: object) -> None:
-            if self._living[key][0] == number:
+            if self._living[key].number == number:
                 del self._living[key]
                 if on_device:
                     self._freed.append(number)
 
-        self._living[key] = (number, n_bytes, on_device, weakref.ref(storage, end))
+        known = _Storage(number, n_bytes, on_device, weakref.ref(storage, end))
+        self._living[key] = known
         if on_device:
             allocated.append(StorageUse(number, n_bytes))
-        return number
+        return known
 
 
 # -- Gradients that are added up in place ----------------------------------------------------------
