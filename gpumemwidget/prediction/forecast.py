@@ -228,6 +228,9 @@ class _Player:
     def carry_out(self, place: int) -> int:
         """Return the most bytes in use during an operator."""
         operation = self._run.operations[place]
+        if not operation.freed and not self._plans[place].steps:
+            # A view: it neither allocates nor frees.
+            return self._allocator.allocated_bytes
         if place in self._run.sums_in_place and self._move_sum(operation):
             highest = self._allocator.allocated_bytes
         else:
