@@ -506,7 +506,8 @@ class ShapeCache:
             raise _UncachedError
         if result.is_inference() != self._torch.is_inference_mode_enabled():
             raise _UncachedError
-        attributes, own = dict(vars(result)), find_storage(result)
+        # The value of a constant is its own tensor's, which an operator in place may change.
+        attributes, own = {**vars(result), "constant": None}, find_storage(result)
         given = [find_storage(tensor) for tensor in args if type(tensor) is self._kind]
         if given and type(args[0]) is self._kind and given[0] == own:
 
