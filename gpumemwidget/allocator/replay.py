@@ -127,7 +127,7 @@ def _replay_from(layout: BlockLayout, trace: AllocatorTrace, *, is_whole: bool =
     n_initial = len(sizes)
     fit = choose_fitting(trace.rules)
     n_contradictions = 0
-    # To look a member up takes longer than all else that is done for many an event.
+    # Local names: looking up an enum's member costs more than handling most events.
     alloc, free_requested = TraceAction.ALLOC, TraceAction.FREE_REQUESTED
     free_completed, last_change = TraceAction.FREE_COMPLETED, TraceAction.SEGMENT_UNMAP
 

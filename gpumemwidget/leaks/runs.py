@@ -232,8 +232,12 @@ def _grows_itself(source: str, holder: str) -> bool:
 
 @functools.lru_cache(maxsize=_MAX_CELLS)
 def make_cell_key(source: str) -> str:
-    """Return a text that is the same for cells that differ in comments and blank lines alone."""
-    # Without a syntax tree, which takes longer than all the rest of recording a cell.
+    """Return a text that is the same for cells that differ in comments and blank lines alone.
+
+    It may also be for cells that differ in blank lines within a string, or behind a ``#`` within
+    quotes that an f-string nests.
+    """
+    # Not by ``ast.parse``: it would take longer than all the rest of recording a cell.
     text = _COMMENT_OR_STRING.sub(
         lambda found: "" if found[0].startswith("#") else found[0], source
     )

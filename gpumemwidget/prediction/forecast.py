@@ -229,7 +229,7 @@ class _Player:
         """Return the most bytes in use during an operator."""
         operation = self._run.operations[place]
         if not operation.freed and not self._plans[place].steps:
-            # A view: it neither allocates nor frees.
+            # Views and operators in place neither allocate nor free.
             return self._allocator.allocated_bytes
         if place in self._run.sums_in_place and self._move_sum(operation):
             highest = self._allocator.allocated_bytes

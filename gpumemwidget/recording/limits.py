@@ -284,7 +284,7 @@ class Expectations:
 
 
 def strip_magics(source: str) -> str:
-    """Return a cell without ``%%memfit`` and ``%%memtrace`` above it, and without blank lines."""
+    """Return a cell without ``%%memfit``, ``%%memtrace`` and blank lines around it."""
     lines = source.strip().splitlines()
     while lines and lines[0].split(maxsplit=1)[:1] in (["%%memfit"], ["%%memtrace"]):
         lines = "\n".join(lines[1:]).strip().splitlines()

@@ -345,7 +345,10 @@ def list_recordings(path: Path) -> tuple[list[Path], int]:
     except OSError as exc:
         raise FileError(f"{path} can't be read: {exc.strerror or exc}") from exc
     what = "is no regular file" if path.exists() else "is not there"
-    raise FileError(f"{path} {what}: name a recording, or a folder of recordings that exists")
+    raise FileError(
+        f"{path} {what}: name a recording or a folder; if its recordings are still to come, create "
+        "the folder first"
+    )
 
 
 def _may_be_recording(entry: os.DirEntry[str]) -> bool:

@@ -86,7 +86,7 @@ class RebindWatch:
         self._old = []
 
     def _start_cell(self, cell: RunningCell) -> None:
-        # The host is the last device.
+        # Readings list the host last, so the first one shows whether there is a GPU.
         has_gpu = bool(cell.before) and cell.before[0].device != HOST
         self._old = note_values(self._session.shell.user_ns, cell.source) if has_gpu else []
 

@@ -206,10 +206,10 @@ def _join_autograd(
     joined: dict[tuple[int, tuple[Frame, ...]], int] = {}
     inferred_bytes = 0
     alloc = TraceAction.ALLOC
-    takes = frozenset((alloc, TraceAction.SEGMENT_ALLOC, TraceAction.SEGMENT_MAP))
+    allocating = frozenset((alloc, TraceAction.SEGMENT_ALLOC, TraceAction.SEGMENT_MAP))
     for place, (action, stack) in enumerate(zip(events.actions, events.stacks, strict=True)):
         # The stack of a free may be the allocation's, and not the one that was running.
-        if action in takes and kinds[stack] == "cell":
+        if action in allocating and kinds[stack] == "cell":
             last = stack
         if action != alloc or kinds[stack] != "autograd":
             continue

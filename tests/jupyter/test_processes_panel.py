@@ -79,7 +79,7 @@ def test_watching_needs_the_extension_and_a_place(loaded: InteractiveShell, tmp_
     other = tmp_path / "table.csv"
     other.write_text("1, 2")
     for path, words in (
-        (tmp_path / "missing", "missing is not there: .* a folder of recordings that exists"),
+        (tmp_path / "missing", "missing is not there: .* create the folder first"),
         ("/dev/null", "is no regular file"),
     ):
         with pytest.raises(FileError, match=words):

@@ -704,6 +704,21 @@ def test_cached_results_are_those_that_are_computed(
     assert cached == computed
 
 
+def test_cached_results_have_an_address_and_the_default_type() -> None:
+    """Both results of equal operators answer for their address; the default type may change."""
+
+    def step(whole: torch.Tensor) -> None:
+        halves = [whole / 2, whole / 2]
+        torch.set_default_dtype(torch.float64)
+        halves.append(whole / 2)
+        assert [half.data_ptr() for half in halves] == [0, 0, 0]
+
+    run = carry_out(step, (torch.arange(3),), steps=1)
+
+    uses = [use for operation in run.operations for use in operation.allocated]
+    assert [use.n_bytes for use in uses] == [12, 12, 24]
+
+
 # -- Refusals --------------------------------------------------------------------------------------
 
 

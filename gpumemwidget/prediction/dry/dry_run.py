@@ -267,7 +267,7 @@ def _make_mode(torch: Any, fakes: Fakes, dispatch: Callable[..., Any]) -> Any:
     class DryRunMode(base):  # type: ignore[misc]
         @classmethod
         def _should_skip_dynamo(cls) -> bool:
-            # A dry run compiles nothing, so each call needs no wrapper that says so once more.
+            # PyTorch wraps each call in `torch._disable_dynamo`. A dry run never compiles.
             return False
 
         def __torch_dispatch__(

@@ -417,18 +417,18 @@ class ShapeCache:
         compute: Callable[[], Any],
     ) -> Any:
         """Return an operator's result, computed where the like of it was not before."""
-        # An operator's hash is computed in Python, and its name's is kept.
+        # A name caches its hash; that of an operator is computed in Python at each look-up.
         name = operator.name()
         simple = self._is_simple.get(name)
         if simple is None:
             simple = self._is_simple[name] = self._find_simple(operator)
         if not simple:
             return compute()
-        described: list[Any] = [name]
+        # Integers become floats of the default type.
+        described: list[Any] = [name, self._torch.get_default_dtype()]
         if "device" in kwargs:
-            # These decide the device that is meant, and the type of what has none.
-            in_backward = self._read_node() is not None
-            described += (self._mode.is_moving, in_backward, self._torch.get_default_dtype())
+            # These decide the device that is meant.
+            described += (self._mode.is_moving, self._read_node() is not None)
         if self._torch.is_inference_mode_enabled():
             # A view of a tensor from outside is no tensor of the mode.
             is_tensor = bool(args) and type(args[0]) is self._kind
@@ -506,8 +506,7 @@ class ShapeCache:
             raise _UncachedError
         if result.is_inference() != self._torch.is_inference_mode_enabled():
             raise _UncachedError
-        # The value of a constant is its own tensor's, which an operator in place may change.
-        attributes, own = {**vars(result), "constant": None}, find_storage(result)
+        own = find_storage(result)
         given = [find_storage(tensor) for tensor in args if type(tensor) is self._kind]
         if given and type(args[0]) is self._kind and given[0] == own:
 
@@ -516,32 +515,20 @@ class ShapeCache:
                 with self._without_dispatch():
                     made = self._torch.empty((0,), dtype=dtype, device="meta")
                     made.set_(storage, offset, shape, stride)
-                    return self._wrap(made, device, attributes)
+                    return self._kind(self._mode, made, device)
 
             return make_view
 
         def make_new(_: tuple[Any, ...]) -> Any:
             with self._without_dispatch():
                 made = self._torch.empty_strided(shape, stride, dtype=dtype, device="meta")
-                return self._wrap(made, device, attributes)
+                return self._kind(self._mode, made, device)
 
         n_bytes = make_new(args).untyped_storage().nbytes()
         if own in (*storages, *given) or offset or result.untyped_storage().nbytes() != n_bytes:
             raise _UncachedError
         storages.add(own)
         return make_new
-
-    def _wrap(self, made: Any, device: Any, attributes: dict[str, Any]) -> Any:
-        """Return the fake of a meta tensor, without the slow checks of ``FakeTensor.__new__``.
-
-        https://github.com/pytorch/pytorch/blob/main/torch/_subclasses/fake_tensor.py
-        """
-        fake = self._torch.Tensor._make_subclass(  # noqa: SLF001 - has no public name
-            self._kind, made, False, dispatch_device=True, device_for_backend_keys=device
-        )
-        self._torch._C._set_throw_on_mutable_data_ptr(fake)  # noqa: SLF001 - not public
-        vars(fake).update(attributes)
-        return fake
 
 
 def find_storage(tensor: Any) -> int:
