@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from gpumemwidget.backends.cuda.backend import CudaBackend, find_share
 from gpumemwidget.errors import BackendError
 from gpumemwidget.model.devices import HardwareNote, HardwareNoteKind, Limit, LimitRequest
+from gpumemwidget.report.render.wording import word_hardware_note
 from gpumemwidget.testing import SimulatedGpus, simulate_torch
 from tests.backends.late_cuda import delay_cuda
 
@@ -133,6 +134,19 @@ def test_older_releases_refuse_before_the_device_is_in_use(old: Gpu) -> None:
     assert old.allocator.allocators[1].allowed_bytes == 12 * GIB
 
 
+def test_what_waits_and_can_t_be_set_is_a_note(early: Gpu) -> None:
+    """CUDA's initialisation goes on."""
+    early.backend.set_limit("cuda:7", LimitRequest(GIB))
+
+    early.torch.cuda.init()
+
+    assert early.torch.cuda.is_initialized()
+    assert tuple(map(word_hardware_note, early.backend.take_notes())) == (
+        "The limit of cuda:7 is not set: there is no device 7: there are 3 simulated GPUs",
+    )
+    assert early.read() == []
+
+
 def test_a_forked_child_has_no_limit(early: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits was asked for its parent."""
     early.backend.set_limit("cuda:0", LimitRequest(GIB))
@@ -142,6 +156,35 @@ def test_a_forked_child_has_no_limit(early: Gpu, monkeypatch: pytest.MonkeyPatch
     early.torch.cuda.init()
 
     assert early.allocator.allocators[0].allowed_bytes is None
+
+
+def test_what_waits_touches_nothing_under_another_allocator(early: Gpu) -> None:
+    """With one that was chosen since, a limit would bring its device into use."""
+    early.backend.set_limit("cuda:0", LimitRequest(GIB))
+    early.torch.cuda.memory.get_allocator_backend = lambda: "cudaMallocAsync"
+
+    early.torch.cuda.init()
+
+    (note,) = early.backend.take_notes()
+    assert (note.kind, note.device) == (HardwareNoteKind.LIMIT_FAILED, "cuda:0")
+    assert note.text.startswith("cuda:0 is not in use yet")
+    assert early.allocator.list_touched() == ()
+
+
+def test_an_allocator_without_limits(gpu: Gpu) -> None:
+    """A pluggable one refuses both to set one and to tell of one."""
+
+    def refuse(*_: Any) -> float:
+        raise RuntimeError("CUDAPluggableAllocator does not yet support getMemoryFraction")
+
+    gpu.allocator.touch(0)
+    gpu.torch._C._cuda_getMemoryFraction = refuse
+    gpu.torch.cuda.set_per_process_memory_fraction = refuse
+
+    with pytest.raises(BackendError, match="PyTorch could not limit cuda:0"):
+        gpu.backend.set_limit("cuda:0", LimitRequest(GIB))
+
+    assert gpu.backend.list_devices()[0].limit_bytes is None
 
 
 # -- Beside limits ---------------------------------------------------------------------------------

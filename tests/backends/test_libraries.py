@@ -221,6 +221,66 @@ def test_tensorflow_is_not_initialised(tmp_path: Path) -> None:
     )
 
 
+@_needs("rmm")
+def test_rmm_has_what_its_statistics_count(tmp_path: Path) -> None:
+    """RMM's counters need no GPU, as the memory is the host's; the rest of a pool is unknown."""
+    run_python(
+        """
+        import ctypes, sys
+        from gpumemwidget.backends.libraries import RmmResource
+        read_use = RmmResource().read_use
+        assert read_use("cuda:1") is None and "rmm" not in sys.modules
+        import rmm
+        assert read_use("cuda:1") is None
+        held = {}
+        def allocate(n_bytes, stream):
+            memory = (ctypes.c_char * (n_bytes + 256))()
+            address = (ctypes.addressof(memory) + 255) // 256 * 256
+            held[address] = memory
+            return address
+        memory = rmm.mr.CallbackMemoryResource(allocate, lambda address, *_: held.pop(address))
+        rmm.mr.set_per_device_resource(1, memory)
+        assert read_use("cuda:1") is None
+        counted = rmm.mr.StatisticsResourceAdaptor(memory)
+        rmm.mr.set_per_device_resource(1, counted)
+        address = counted.allocate(1 << 20)
+        assert read_use("cuda:1") == (1 << 20, None)
+        pool = rmm.mr.PoolMemoryResource(memory, 1 << 22, 1 << 23)
+        pooled = rmm.mr.StatisticsResourceAdaptor(pool)
+        rmm.mr.set_per_device_resource(1, rmm.mr.TrackingResourceAdaptor(pooled))
+        other = pooled.allocate(1 << 20)
+        assert read_use("cuda:1") == (1 << 20, None)
+        pooled.push_counters()
+        pooled.deallocate(other, 1 << 20)
+        assert read_use("cuda:1") == (0, None)
+        counted.deallocate(address, 1 << 20)
+        rmm.mr.set_per_device_resource(1, rmm.mr.CudaMemoryResource())
+        del pool, pooled
+        """,
+        tmp_path,
+    )
+
+
+def test_one_with_a_figure_is_not_named_as_a_silent_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As RMM, which says what it has where its statistics are on."""
+
+    class Rmm(_Broken):
+        name = "RMM"
+
+    monkeypatch.setitem(sys.modules, "rmm", ModuleType("rmm"))
+    with simulate_gpus(total_bytes=16 * GIB) as gpus:
+        gpus.touch(0)
+        gpus.driver.library.set_use(GIB)
+        counts, silent = _make(gpus, Rmm(GIB, 0)), _make(gpus, gpus.driver.library)
+
+        known = [use.used_bytes for use in counts.read_libraries("cuda:0") if use.name == "RMM"]
+        named = [use.used_bytes for use in silent.read_libraries("cuda:0") if use.name == "RMM"]
+        counts.close()
+        silent.close()
+
+    assert (known, named) == ([GIB], [None])
+
+
 def test_gpus_without_pytorch_are_asked_where_another_library_may_be_on_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

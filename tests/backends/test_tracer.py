@@ -5,6 +5,7 @@ The same on a real GPU: ``tests/gpu/test_trace.py``.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -242,6 +243,18 @@ def test_a_history_of_the_users_is_used_and_left(gpu: Gpu) -> None:
     assert len(gpu.memory._snapshot()["device_traces"][0]) == 30
 
 
+def test_a_history_of_the_users_without_events_is_not_whole(gpu: Gpu) -> None:
+    """The note says how to have one of our own."""
+    gpu.memory._record_memory_history("state", context="state")
+    gpu.backend.start_trace(n_events=100)
+    gpu.make(1)
+
+    (trace,) = gpu.trace()
+
+    assert trace.notes == (IS_USERS,)
+    assert (len(trace.events), trace.is_whole) == (0, False)
+
+
 @pytest.mark.parametrize("enabled", ["all", "state", None])
 def test_what_is_set_within_the_cell_is_anothers(gpu: Gpu, enabled: str | None) -> None:
     """Our events are dropped for it, as a note says, and what was set stays."""
@@ -320,6 +333,20 @@ def test_events_of_a_history_are_never_fetched_with_the_blocks(gpu: Gpu) -> None
     assert asked == [False]
     assert (len(without_history), with_history) == (1, ())
     assert old.take_notes() == (HardwareNote(HardwareNoteKind.BLOCKS_COSTLY, "2.11.0"),)
+
+
+def test_a_file_that_cant_be_written_is_a_note(gpu: Gpu, tmp_path: Path) -> None:
+    """The trace is given all the same."""
+    gpu.backend.start_trace(n_events=100)
+    gpu.make(77)
+
+    (trace,) = gpu.trace(snapshot_to=tmp_path / "missing" / "snapshot.pickle")
+
+    assert list_sizes(trace) == [77]
+    (note,) = gpu.backend.take_notes()
+    assert "can't be written" in note.text
+    assert note.text.endswith("choose another file")
+    assert gpu.is_clean
 
 
 # -- The file ----------------------------------------------------------------------------------

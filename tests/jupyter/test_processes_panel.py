@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from gpumemwidget.recording.history import History
 from gpumemwidget.remote.messages import Began, encode
 from gpumemwidget.remote.reader.recordings import Processes
 from gpumemwidget.report.processes import choose_processes
-from gpumemwidget.widgets.processes_panel import ProcessLines
+from gpumemwidget.widgets.processes_panel import ProcessLines, describe_processes
 from tests.jupyter.page import Message, Page
 from tests.ranks import DRIVER_BYTES, GIB, MIB, Rank, write_ranks
 
@@ -275,6 +276,21 @@ def test_names_from_elsewhere_are_data(page: Page, tmp_path: Path) -> None:
     html = _wait_for(page, "process")["html"]
     assert "&lt;img" in html
     assert "<img" not in html
+
+
+def test_of_a_long_text_no_more_is_kept_than_is_shown() -> None:
+    """Another one each second, of a megabyte each, takes no room that stays."""
+    tracemalloc.start()
+    try:
+        for number in range(8):
+            state = replace(_make_state(0, "failed"), error=f"{number}" + "x" * MIB)
+            describe_processes([state], find_line=lambda *_: [], wall_s=0.0)
+        del state
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert kept_bytes < MIB
 
 
 # -- Many of them ----------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from tests.ownership.notebook import Notebook, Tracker
@@ -52,3 +54,24 @@ def test_values_that_reset_out_leaves_behind_have_rows(
 
     assert (len(rows) > 0) == (held > 0)
     assert tracker.count_bytes() == 0
+
+
+@pytest.mark.parametrize(
+    ("source", "path"),
+    [
+        ("def train():\n    batch = make(10)\n    1 / 0\ntrain()", "error_in_exec"),
+        ("def", "error_before_exec"),
+    ],
+)
+def test_the_failing_cells_own_result_is_a_holder(
+    notebook: Notebook, tracker: Tracker, source: str, path: str
+) -> None:
+    """Right after the failing cell its result holds the exception as well."""
+    notebook.run(source)
+
+    dropped = notebook.drop("last exception")
+    gc.collect()
+
+    assert f"last_execution_result.{path}" in dropped
+    assert tracker.count_bytes() == 0
+    assert all(each.root == "out" for each in notebook.shell.list_references())

@@ -184,6 +184,24 @@ def test_what_others_hold_is_moved_in_place(notebook: Notebook, tracker: Tracker
     assert id(notebook.ip.user_ns["opt"].param_groups[0]["params"][0]) == weight_id
 
 
+@pytest.mark.usefixtures("movable", "tracker")
+def test_host_memory_that_a_move_needs_is_a_lower_bound_after_a_cut_walk(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was not met in time may have to be moved too."""
+    monkeypatch.setattr("gpumemwidget.releasing.plan.RELEASE_BUDGET_S", 0.0)
+    notebook.run("items = [make(10), [[{}] for _ in range(50_000)]]")
+
+    plan = notebook.plan("items", keep=True)
+    monkeypatch.setattr(notebook.hardware, "available_host_bytes", lambda: 39)
+    refused = notebook.plan("items", keep=True)
+
+    assert plan.host_needed_bytes == DeviceBytes((("host", 40),), is_at_least=True)
+    assert "Needs at least 40 B of host memory" in report_plan(plan).text
+    words = word_stop(refused.refusal)
+    assert "needs at least 40 B of host memory, and 39 B is available" in words
+
+
 @pytest.mark.usefixtures("tracker")
 def test_after_a_cut_walk_a_release_says_what_was_measured(
     notebook: Notebook, monkeypatch: pytest.MonkeyPatch

@@ -228,6 +228,19 @@ def test_a_watch_ends_with_its_client(
     wait_for(lambda: not list_plugins(cluster))
 
 
+def test_what_is_no_message_is_counted(client: Client, watching: Watching) -> None:
+    """Anybody on the cluster may log to the topic: what can't be read changes nothing else."""
+    (state, _) = watching.wait(lambda states: len(states) == 2)
+    key, topic = watching.keys[state.info.id], watching.source._topic
+
+    client.log_event(topic, {"action": "none of ours"})
+    client.log_event(topic, [key, b"not a message\n{}\n"])
+    client.log_event(topic, [key, 7])
+
+    states = watching.wait(lambda states: any(each.n_unread == 3 for each in states))
+    assert [each.n_unread for each in states if each.info.id != state.info.id] == [0]
+
+
 def test_a_worker_without_the_package_is_left_alone(client: Client) -> None:
     """It runs as before and is not shown; the others are."""
     hidden, shown = client.nthreads()

@@ -133,6 +133,23 @@ def test_nobody_waits_while_a_long_recording_is_read() -> None:
     assert seen == [["train.py"], ["train.py", "evaluate.py"]]
 
 
+def test_a_source_that_is_removed_while_it_is_read() -> None:
+    """What it sends from then on is of no process any more."""
+    collector = Collector(lambda _, __: None)
+
+    def read() -> Iterator[tuple[str, Message]]:
+        yield begin("train.py")
+        collector.remove(source)
+        yield begin("train.py")
+
+    source = ScriptedSource(read)
+    collector.add(source)
+
+    collector.read()
+
+    assert collector.processes == ()
+
+
 def test_a_gpus_use_is_the_newest_that_was_recorded(tmp_path: Path) -> None:
     """A process that was heard since then and recorded none takes nothing away from it."""
     ranks = [Rank(tmp_path, number) for number in range(3)]

@@ -68,6 +68,22 @@ def test_limit_is_a_mark() -> None:
     assert list_marks(_divide(make_event(limit_bytes=80 * GIB))) == []
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),
+        ({"largest_free_block_bytes": 2 * GIB}, False),
+        ({"requested_bytes": 4 * GIB}, False),
+        ({"requested_bytes": 3 * GIB, "limit_bytes": 68 * GIB}, False),
+        ({"largest_free_block_bytes": None}, False),
+        ({"device": "host"}, False),
+    ],
+)
+def test_fragmented_is_what_would_do_in_one_piece(changes: dict[str, Any], expected: bool) -> None:
+    """The largest free block is too small, and all of them with what is free would be enough."""
+    assert make_event(**changes).is_fragmented is expected
+
+
 @given(
     st.fixed_dictionaries(
         {
