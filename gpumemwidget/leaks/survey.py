@@ -142,7 +142,7 @@ def take_survey(
 
 
 class _Grouping:
-    """Puts the storages of these holdings into groups."""
+    """Puts the storages of one walk (``Holdings``) into groups."""
 
     def __init__(self, holdings: Holdings, namespace: Mapping[str, object]) -> None:
         self.groups: dict[Key, Group] = {}

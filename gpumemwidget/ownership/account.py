@@ -446,7 +446,7 @@ def list_variables(shell: Shell) -> tuple[Variable, ...]:
 
 
 def describe_rows(holdings: Holdings, *, deadline_s: float = math.inf) -> tuple[Variable, ...]:
-    """Return the rows of these holdings that hold memory, as ``list_variables`` gives them.
+    """Return the rows of one walk that hold memory, as ``list_variables`` gives them.
 
     After ``deadline_s``, on ``time.perf_counter``, it is no longer computed what a release would
     move to the CPU: what the rows concerned free is a lower bound then.

@@ -391,7 +391,7 @@ def _spread_marks(graph: Graph, roots: Iterable[tuple[int, int]]) -> list[int]:
 
 
 class Groups:
-    """The storages of these holdings, by the marks that they carry."""
+    """The storages of one walk (``Holdings``), by the marks that they carry."""
 
     def __init__(self, storages: Mapping[int, StorageInfo], marks: Sequence[int]) -> None:
         self._storages = storages

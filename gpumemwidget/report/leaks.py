@@ -184,8 +184,7 @@ def _find_cut(leak: Leak, holder: LeakHolder) -> tuple[str, str]:
 def find_release(leak: Leak) -> Remedy | None:
     """Return the release that frees what is held now; ``None`` where that would free more.
 
-    Nor is there one of more names than can be typed. A list may be released; a trainer that has one
-    among much else may not.
+    A list may be released; a trainer that has one among much else may not.
     """
     if all(holder.path.startswith("Out[") for holder in leak.holders):
         return Remedy(RemedyKind.OUT, None, "about")
@@ -194,7 +193,7 @@ def find_release(leak: Leak) -> Remedy | None:
         if not holder.row.isidentifier() or not is_all or holder.in_model:
             return None
     names = tuple(dict.fromkeys(holder.row for holder in leak.holders))
-    return Remedy(RemedyKind.NAMES, None, "about", names=names) if spell_release(names) else None
+    return Remedy(RemedyKind.NAMES, None, "about", names=names)
 
 
 def word_release(release: Remedy) -> str:

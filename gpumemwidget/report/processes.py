@@ -364,8 +364,10 @@ def _draw(state: ProcessState, samples: Sequence[Sample]) -> Iterable[Block]:
     known = {peak.device: peak for peak in state.peaks}
     names = [reading.device for reading in samples[-1].readings]
     peaks = [known.get(name, DevicePeak(name, None, None)) for name in names]
-    # What is known of the peak is that of the resident size there.
+    # On the host the only known peak is that of resident memory.
     peaks = [replace(peak, allocated_bytes=None) if peak.device == HOST else peak for peak in peaks]
     # Over the whole time of the recording.
     begin, end = replace(samples[0], time_s=0.0), replace(samples[-1], time_s=state.heard_s)
-    return draw_counters(sort_devices(peaks)[:MOST_CHARTS], [begin, *samples, end])
+    # Samples that came after the state was read are later than its end.
+    within = [sample for sample in samples if 0 < sample.time_s < state.heard_s]
+    return draw_counters(sort_devices(peaks)[:MOST_CHARTS], [begin, *within, end])

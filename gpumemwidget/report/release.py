@@ -194,21 +194,21 @@ def describe_joint(joint: JointRelease | None, *, done: Sequence[str] = ()) -> l
     """Return the command that frees what names share with others, with what that frees."""
     if joint is None:
         return []
-    command = spell_release([name for name in joint.names if name not in done])
+    names = [name for name in joint.names if name not in done]
+    command = spell_release(names) if len(names) <= MOST_ROWS else ""
     amounts = format_device_bytes(joint.frees_bytes)
     return [say(f"To free it: {command} ({amounts})")] if command else []
 
 
 def spell_release(names: Sequence[str]) -> str:
-    """Return the line to type for a release of rows; ``""`` if they are too many to type.
+    """Return the line to type for a release of rows; ``""`` if there are none.
 
-    So it is where a name is no identifier (``globals()["a b"] = …``): no magic takes it.
+    Also ``""`` where a name is no identifier (``globals()["a b"] = …``), as no magic takes it.
     """
-    can_be_typed = all(name.isidentifier() or _ROW_NAME.fullmatch(name) for name in names)
-    if not can_be_typed or len(names) > MOST_ROWS:
+    if not all(name.isidentifier() or _ROW_NAME.fullmatch(name) for name in names):
         return ""
     words = " ".join(f'"{name}"' if " " in name else name for name in names)
-    return f"%memrelease {words}"
+    return f"%memrelease {words}" if names else ""
 
 
 def _list_steps(plan: ReleasePlan) -> Iterator[Step]:

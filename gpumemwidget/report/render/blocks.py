@@ -73,7 +73,8 @@ class Column:
     last: Literal["wrap", "cut"] | None = None
     #: Maximum width in characters: longer text loses its middle (text) or breaks anywhere (HTML).
     fold: int | None = None
-    #: True if the column is left out where no row has anything in it. It is no shared one.
+    #: True if the column is left out where no row has anything in it. Neither the first column nor
+    #: a shared one may be.
     is_optional: bool = False
 
 
@@ -391,9 +392,9 @@ def bound_items(
 
 
 def split_rest(items: Sequence[_T], most: int) -> tuple[Sequence[_T], Sequence[_T]]:
-    """Return the first of some items, and those for which "5 more" is said.
+    """Return the items to show, and the rest, which one line counts: "5 more".
 
-    There are two of these at least: "1 more" would take the room of that one.
+    The rest is empty or has at least two items: "1 more" would take the room of that one.
     """
     n_shown = len(items) if len(items) <= most + 1 else most
     return items[:n_shown], items[n_shown:]
