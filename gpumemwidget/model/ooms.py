@@ -86,7 +86,7 @@ class OomEvent:
 
 
 class RemedyKind(Enum):
-    """What a remedy is: a release, a setting, or a change to the cell."""
+    """The kind of a remedy: a release, a setting, or a change to the cell."""
 
     LAST_EXCEPTION = "last exception"
     OUT = "out"

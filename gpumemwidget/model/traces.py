@@ -23,7 +23,7 @@ MAX_LINE_LAYERS = 8
 
 
 class TraceAction(IntEnum):
-    """What an event of the allocator's history is; those that change no memory are the last."""
+    """The kind of an event in the allocator's history; those that change no memory are the last."""
 
     ALLOC = 0
     FREE_REQUESTED = 1
@@ -37,7 +37,7 @@ class TraceAction(IntEnum):
 
     @property
     def word(self) -> str:
-        """Its name in PyTorch's snapshots: ``free_requested``."""
+        """The action's name in PyTorch's snapshots: ``free_requested``."""
         return self.name.lower()
 
 

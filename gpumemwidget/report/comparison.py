@@ -56,7 +56,7 @@ def _list_tables(a_name: str, b_name: str, totals: Sequence[ComparedTotal]) -> I
         change = Cell(format_change(total.change_bytes), tone="strong")
         rows += ((Cell("in all", tone="strong"), *sums, change, Cell("")),)
         groups = [(cells,) for cells in rows]
-        # It is bounded already, and its sum is always shown.
+        # The rows are bounded already, and the sum is always shown.
         yield drop_blank_columns(Table(_name_total(total), columns, groups, most=len(groups)))
 
 

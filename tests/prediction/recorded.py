@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
-from array import array
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 from gpumemwidget.allocator.caching import CachingAllocator, DeviceFullError
 from gpumemwidget.allocator.rules import AllocatorSettings
 from gpumemwidget.model.devices import Segment
-from gpumemwidget.model.traces import AllocatorTrace, TraceAction, TraceEvents
+from gpumemwidget.model.traces import AllocatorTrace, TraceAction
 
 FOLDER = Path(__file__).parent / "recordings"
 NAMES = sorted(path.name.removesuffix(".json.gz") for path in FOLDER.glob("*.json.gz"))
@@ -127,23 +126,3 @@ def drop_stacks(segments: Iterable[Segment]) -> tuple[Segment, ...]:
 def read_run(name: str) -> dict[str, Any]:
     """Return a recorded run, as the README describes it."""
     return json.loads(gzip.decompress((FOLDER / f"{name}.json.gz").read_bytes()))  # type: ignore[no-any-return]
-
-
-def make_events(requests: list[int]) -> TraceEvents:
-    """Return events for requests and frees in the form of the recorded runs.
-
-    A free of a block that was allocated before is left out.
-    """
-    actions, addresses, sizes = bytearray(), array("Q"), array("q")
-    n_blocks = 0
-    for event in requests:
-        number = n_blocks if event > 0 else n_blocks + event
-        n_blocks += event > 0
-        if number >= 0:
-            actions.append(TraceAction.ALLOC if event > 0 else TraceAction.FREE_REQUESTED)
-            addresses.append(512 * number)
-            sizes.append(abs(event))
-    nothing = array("q", [0]) * len(actions)
-    return TraceEvents(
-        bytes(actions), addresses, sizes, nothing, nothing, array("i", nothing), ((),)
-    )
