@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -107,6 +108,30 @@ def test_close_gives_up_on_a_send_that_hangs(
     receiver.may_go_on.set()
     sink._thread.join(_DEADLINE_S)
     assert receiver.lines == lines
+
+
+def test_close_ends_the_thread_whatever_it_is_at(receiver: Receiver) -> None:
+    """Beside a thread that never waits, it often comes when the sink has just waited in vain."""
+    is_over: list[bool] = []
+
+    def keep_busy() -> None:
+        while not is_over:
+            pass
+
+    threading.Thread(target=keep_busy).start()
+    sinks = []
+    for _ in range(20):
+        sink = BatchSink(receiver.send, every_s=0.002)
+        sink.write(BEGAN)
+        time.sleep(0.003)
+        sink.close()
+        sinks.append(sink)
+        if sink._thread.is_alive():
+            break
+    is_over.append(True)
+
+    assert not any(sink._thread.is_alive() for sink in sinks)
+    assert receiver.lines == [BEGAN] * 20
 
 
 def test_where_too_much_waits_samples_go_first(

@@ -332,8 +332,10 @@ class BatchSink:
         is_closed = False
         while not is_closed:
             self._wake.wait()
-            is_closed = self._closed.wait(self._every_s)
+            self._closed.wait(self._every_s)
             self._wake.clear()
+            # Read after this, as ``close`` may come before it and wakes no second time.
+            is_closed = self._closed.is_set()
             try:
                 while self._take_batch():
                     self._send(self._batch)
