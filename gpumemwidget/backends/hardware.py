@@ -365,7 +365,7 @@ class Hardware:
                 found.append(LibraryUse(library.name))
             else:
                 if use is not None:
-                    found.append(LibraryUse(library.name, *use, can_empty=library.can_empty))
+                    found.append(use)
         known = {use.name for use in found}
         found += [LibraryUse(name) for name in list_silent_libraries() if name not in known]
         return tuple(sorted(found, key=lambda use: use.used_bytes is None))

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from gpumemwidget.backends.protocol import GpuLibrary
+from gpumemwidget.model.devices import LibraryUse
 
 _KIB, _MIB = 1 << 10, 1 << 20
 
@@ -55,18 +56,18 @@ class CupyPool(_Library):
 
     name = "CuPy"
     module = "cupy"
-    can_empty = True
 
-    def read_use(self, device: str) -> tuple[int, int | None] | None:
-        """Return the bytes in use and those kept for later."""
+    def read_use(self, device: str) -> LibraryUse | None:
+        """Return what its arrays are in, and what it keeps for later."""
         cupy = _find_module("cupy")
         if cupy is None or cupy.cuda.runtime.getDevice() != _find_index(device):
             return None
         pool = cupy.get_default_memory_pool()
-        return int(pool.used_bytes()), int(pool.free_bytes())
+        used, cached = int(pool.used_bytes()), int(pool.free_bytes())
+        return LibraryUse(self.name, used, cached, can_empty=True)
 
     def empty_cache(self, device: str) -> None:
-        """Give back what no array is in, of pinned host memory too."""
+        """Give back what no array is in, also of pinned host memory, of which CuPy has no size."""
         cupy = _find_module("cupy")
         if cupy is not None and cupy.cuda.runtime.getDevice() == _find_index(device):
             cupy.get_default_memory_pool().free_all_blocks()
@@ -75,8 +76,6 @@ class CupyPool(_Library):
 
 class _KeepingLibrary(_Library):
     """A library that can't be asked to give back what it keeps for later."""
-
-    can_empty = False
 
     def empty_cache(self, device: str) -> None:
         """Do nothing."""
@@ -88,8 +87,8 @@ class JaxClient(_KeepingLibrary):
     name = "JAX"
     module = "jax"
 
-    def read_use(self, device: str) -> tuple[int, int | None] | None:
-        """Return the bytes in use and those kept for later; the latter may be unknown."""
+    def read_use(self, device: str) -> LibraryUse | None:
+        """Return what its arrays are in, what it keeps for later, and its limit."""
         bridge = _find_module("jax._src.xla_bridge")
         # JAX's own lists initialise its backends, or have those of the default backend alone.
         clients = [] if bridge is None else list(bridge._backends.values())  # noqa: SLF001
@@ -98,7 +97,8 @@ class JaxClient(_KeepingLibrary):
                 stats: dict[str, int] = found.memory_stats() or {}
                 used, pool = stats.get("bytes_in_use"), stats.get("pool_bytes")
                 if used is not None:
-                    return int(used), None if pool is None else max(int(pool) - int(used), 0)
+                    cached = None if pool is None else max(int(pool) - int(used), 0)
+                    return LibraryUse(self.name, int(used), cached, stats.get("bytes_limit"))
         return None
 
 
@@ -108,7 +108,7 @@ class TensorflowContext(_KeepingLibrary):
     name = "TensorFlow"
     module = "tensorflow"
 
-    def read_use(self, device: str) -> tuple[int, None] | None:
+    def read_use(self, device: str) -> LibraryUse | None:
         """Return the bytes that tensors are in; what else is preallocated is unknown."""
         tensorflow = _find_module("tensorflow")
         eager = _find_module("tensorflow.python.eager.context")
@@ -121,7 +121,8 @@ class TensorflowContext(_KeepingLibrary):
         # Where a GPU is divided into several logical ones, their numbers are others.
         if name not in names or len(config.list_logical_devices("GPU")) != len(names):
             return None
-        return int(config.experimental.get_memory_info(f"GPU:{names.index(name)}")["current"]), None
+        info = config.experimental.get_memory_info(f"GPU:{names.index(name)}")
+        return LibraryUse(self.name, int(info["current"]))
 
 
 class RmmResource(_KeepingLibrary):
@@ -130,7 +131,7 @@ class RmmResource(_KeepingLibrary):
     name = "RMM"
     module = "rmm"
 
-    def read_use(self, device: str) -> tuple[int, None] | None:
+    def read_use(self, device: str) -> LibraryUse | None:
         """Return the bytes in use by RMM's statistics, if they are on.
 
         They count from when they were switched on: what the pool has beside them may be in use.
@@ -140,7 +141,8 @@ class RmmResource(_KeepingLibrary):
         while resource is not None:
             if isinstance(resource, rmm.mr.StatisticsResourceAdaptor):
                 # In ``with rmm.statistics.statistics()`` they begin anew, and may fall below 0.
-                return max(int(resource.allocation_counts.current_bytes), 0), None
+                used = int(resource.allocation_counts.current_bytes)
+                return LibraryUse(self.name, max(used, 0))
             resource = resource.get_upstream() if hasattr(resource, "get_upstream") else None
         return None
 

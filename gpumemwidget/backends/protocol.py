@@ -21,6 +21,7 @@ from gpumemwidget.model.devices import (
     DeviceUse,
     HardwareNote,
     HardwareNoteKind,
+    LibraryUse,
     Limit,
     LimitRequest,
     Reading,
@@ -248,18 +249,13 @@ class GpuLibrary(Protocol):
 
     #: What users call it: ``CuPy``.
     name: str
-    #: Whether ``empty_cache`` can give anything back.
-    can_empty: bool
 
     @property
     def is_imported(self) -> bool:
         """Whether it may have memory."""
 
-    def read_use(self, device: str) -> tuple[int, int | None] | None:
-        """Return the bytes that its arrays are in, and those that it keeps for later.
-
-        The latter may be unknown. ``None``: it is not in use on this device.
-        """
+    def read_use(self, device: str) -> LibraryUse | None:
+        """Return what it has of a device; ``None`` where it is not in use."""
 
     def empty_cache(self, device: str) -> None:
         """Give back what it keeps for later, of a device that this process is on."""

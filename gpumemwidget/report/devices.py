@@ -472,9 +472,12 @@ def _describe_outside(part: BreakdownPart, breakdown: Breakdown) -> str:
         return _SENTENCES[part.key] + f" Imported, and perhaps in here: {names}." * bool(names)
     name = part.library.name
     if part.key == "library":
-        rest = " What it may keep for later is part of the CUDA context here."
-        is_unknown = part.library.cached_bytes is None
-        return f"Arrays of {name}, freed when nothing holds them any more.{rest * is_unknown}"
+        sentence = f"Arrays of {name}, freed when nothing holds them any more."
+        if part.library.limit_bytes is not None:
+            sentence += f" {name} takes at most {bind_bytes(part.library.limit_bytes)} of this GPU."
+        if part.library.cached_bytes is None:
+            sentence += " What it may keep for later is part of the CUDA context here."
+        return sentence
     if part.library.can_empty:
         return f"Kept by {name} for its next arrays. %memrelease --libraries gives it back."
     until = "until the kernel restarts"

@@ -13,7 +13,13 @@ from gpumemwidget.backends.hardware import Hardware, use_hardware
 from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.backends.protocol import Relation
 from gpumemwidget.errors import BadInputError
-from gpumemwidget.model.devices import ChildProcess, DeviceInfo, DeviceUse, HardwareNote
+from gpumemwidget.model.devices import (
+    ChildProcess,
+    DeviceInfo,
+    DeviceUse,
+    HardwareNote,
+    LibraryUse,
+)
 from gpumemwidget.session.session import find_session
 from gpumemwidget.testing.simulated_gpus import SimulatedGpus, format_uuid, simulate_torch
 
@@ -25,7 +31,6 @@ class SimulatedLibrary:
     """Another library of the simulated program, such as CuPy, with a cache of its own."""
 
     name = "Simulated library"
-    can_empty = True
 
     def __init__(self, driver: SimulatedDriver, n_devices: int) -> None:
         self._driver = driver
@@ -54,10 +59,10 @@ class SimulatedLibrary:
             self._uses[device] = before
             raise
 
-    def read_use(self, device: str) -> tuple[int, int] | None:
-        """Return the bytes in use and those kept for later; ``None`` where it has nothing."""
+    def read_use(self, device: str) -> LibraryUse | None:
+        """Return what it has of a GPU; ``None`` where it has nothing."""
         use = self._uses[int(device.partition(":")[2])]
-        return use if any(use) else None
+        return LibraryUse(self.name, *use, can_empty=True) if any(use) else None
 
     def empty_cache(self, device: str) -> None:
         """Give back what is kept for later."""

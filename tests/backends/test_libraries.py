@@ -17,6 +17,7 @@ from gpumemwidget.backends.libraries import list_known_libraries
 from gpumemwidget.backends.protocol import GpuLibrary
 from gpumemwidget.jupyter.extension import IPythonShell
 from gpumemwidget.model.breakdowns import BreakdownDoubt
+from gpumemwidget.model.devices import LibraryUse
 from gpumemwidget.model.releases import ReleaseRequest
 from gpumemwidget.releasing.release import execute_release
 from gpumemwidget.report.release import report_release
@@ -76,15 +77,15 @@ class _Broken:
     """A library that answers with errors where it has no figures."""
 
     name = "Broken"
-    can_empty = is_imported = True
+    is_imported = True
 
     def __init__(self, *use: int) -> None:
         self._use = use
 
-    def read_use(self, device: str) -> tuple[int, int]:
+    def read_use(self, device: str) -> LibraryUse:
         if not self._use:
             raise RuntimeError(f"no answer on {device}")
-        return self._use[0], self._use[1]
+        return LibraryUse(self.name, *self._use, can_empty=True)
 
     def empty_cache(self, device: str) -> None:
         raise RuntimeError(f"refused on {device}")
@@ -176,6 +177,7 @@ def test_jax_is_asked_of_a_gpu_that_is_not_its_default(tmp_path: Path) -> None:
         import sys
         from types import SimpleNamespace
         from gpumemwidget.backends.libraries import JaxClient
+        from gpumemwidget.model.devices import LibraryUse
         read_use = JaxClient().read_use
         assert read_use("cuda:1") is None and "jax" not in sys.modules
         import jax, jax.extend.backend
@@ -184,14 +186,14 @@ def test_jax_is_asked_of_a_gpu_that_is_not_its_default(tmp_path: Path) -> None:
             platform, platform_version = "gpu", ""
             process_index = device_count = local_device_count = lambda _: 1
             def local_devices(self):
-                stats = {"bytes_in_use": 5, "pool_bytes": 12}
+                stats = {"bytes_in_use": 5, "pool_bytes": 12, "bytes_limit": 90}
                 read = lambda: stats
                 return [SimpleNamespace(platform="gpu", local_hardware_id=1, memory_stats=read)]
         jax.extend.backend.register_backend_factory("other", Client, priority=-5)
         assert read_use("cuda:1") is None
         assert sys.modules["jax._src.xla_bridge"]._backends == {}
         assert [device.platform for device in jax.local_devices()] == ["cpu"]
-        assert read_use("cuda:1") == (5, 7)
+        assert read_use("cuda:1") == LibraryUse("JAX", 5, 7, 90)
         assert read_use("cuda:0") is None
         """,
         tmp_path,
@@ -228,6 +230,7 @@ def test_rmm_has_what_its_statistics_count(tmp_path: Path) -> None:
         """
         import ctypes, sys
         from gpumemwidget.backends.libraries import RmmResource
+        from gpumemwidget.model.devices import LibraryUse
         read_use = RmmResource().read_use
         assert read_use("cuda:1") is None and "rmm" not in sys.modules
         import rmm
@@ -244,15 +247,15 @@ def test_rmm_has_what_its_statistics_count(tmp_path: Path) -> None:
         counted = rmm.mr.StatisticsResourceAdaptor(memory)
         rmm.mr.set_per_device_resource(1, counted)
         address = counted.allocate(1 << 20)
-        assert read_use("cuda:1") == (1 << 20, None)
+        assert read_use("cuda:1") == LibraryUse("RMM", 1 << 20)
         pool = rmm.mr.PoolMemoryResource(memory, 1 << 22, 1 << 23)
         pooled = rmm.mr.StatisticsResourceAdaptor(pool)
         rmm.mr.set_per_device_resource(1, rmm.mr.TrackingResourceAdaptor(pooled))
         other = pooled.allocate(1 << 20)
-        assert read_use("cuda:1") == (1 << 20, None)
+        assert read_use("cuda:1") == LibraryUse("RMM", 1 << 20)
         pooled.push_counters()
         pooled.deallocate(other, 1 << 20)
-        assert read_use("cuda:1") == (0, None)
+        assert read_use("cuda:1") == LibraryUse("RMM", 0)
         counted.deallocate(address, 1 << 20)
         rmm.mr.set_per_device_resource(1, rmm.mr.CudaMemoryResource())
         del pool, pooled

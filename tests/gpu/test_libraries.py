@@ -89,14 +89,17 @@ if not ask_driver(): print("not listed"); sys.exit()
 stats = sys.modules["jax"].local_devices()[0].memory_stats()
 import gpumemwidget
 arrays = [(a.path, a.device, a.n_bytes, a.library) for a in gpumemwidget.owners().library_arrays]
-print(json.dumps([read_outside(), ask_driver(), list_parts(), stats, arrays]))
+(outside,) = [p for p in gpumemwidget.breakdown("cuda:0").record().parts if p.key == "outside"]
+limits = [part.library.limit_bytes for part in outside.parts if part.library]
+print(json.dumps([read_outside(), ask_driver(), list_parts(), stats, arrays, limits]))
 """)
 
-    (before, after), driver, parts, stats, arrays = found
+    (before, after), driver, parts, stats, arrays, limits = found
     assert arrays == [["x", "cuda:0", 4 << 20, "JAX"]]
     assert (before, after) == (0, driver)
     assert parts["library"] == stats["bytes_in_use"]
     assert parts["library"] + parts["library cache"] == stats.get("pool_bytes")
+    assert set(limits) == {stats["bytes_limit"]}
 
 
 def test_pytorchs_memory_is_not_outside_of_it() -> None:

@@ -47,8 +47,8 @@ class TestWords:
         parts = [BreakdownPart(key, 1) for key in _KEYS]
         parts += [BreakdownPart("kind", 1, kind=kind) for kind in _KINDS]
         cupy = LibraryUse("CuPy", 1, 1, can_empty=True)
-        others = [LibraryUse("JAX", 1, 1), LibraryUse("RMM", 1, 1), LibraryUse("TensorFlow", 1)]
-        for library in (cupy, *others):
+        jax, rmm = LibraryUse("JAX", 1, 1, 9 * GIB), LibraryUse("RMM", 1, 1)
+        for library in (cupy, jax, rmm, LibraryUse("TensorFlow", 1)):
             parts.append(BreakdownPart("library", 1, library=library))
             parts.append(BreakdownPart("library cache", 1, library=library))
 
