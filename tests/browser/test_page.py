@@ -10,6 +10,7 @@ import pytest
 from gpumemwidget.report.page import Redaction, render_story
 from gpumemwidget.report.trace import report_trace
 from tests.browser.lab import Lab
+from tests.report.every_report import make_every_report
 from tests.report.trace_examples import make_trace
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
@@ -46,6 +47,23 @@ def test_a_page_needs_nothing_and_follows_the_theme(lab: Lab, path: Path, scheme
     black, white = "rgb(0, 0, 0)", "rgb(255, 255, 255)"
     assert (shown, printed) == (white if scheme == "dark" else black, black)
     assert (width, said) == (320, [])
+
+
+def test_tables_fit_beside_a_panel(lab: Lab, tmp_path: Path) -> None:
+    """No report's table scrolls at 700 pixels."""
+    path = tmp_path / "every.html"
+    reports = list(make_every_report().items())
+    path.write_text(render_story("GPU memory", reports, is_redacted=False), "utf-8")
+    page = lab.browser.new_page(viewport={"width": 700, "height": 800})
+
+    page.goto(path.as_uri())
+    cut = page.evaluate(
+        "[...document.querySelectorAll('.gmw-w')].filter(e => e.scrollWidth > e.clientWidth)"
+        ".map(e => e.innerText)"
+    )
+    page.close()
+
+    assert cut == []
 
 
 def test_a_page_in_a_sandboxed_frame(lab: Lab, path: Path) -> None:
