@@ -218,17 +218,35 @@ class Notebook:
 
     def wait_for_kernel(self) -> None:
         """Wait until a kernel is connected and has answered once."""
-        self.page.evaluate(
-            """async () => {
-                const session = window.jupyterapp.shell.currentWidget.sessionContext;
-                await session.ready;
-                await session.session.kernel.info;
-            }"""
-        )
+        while not self._is_answered(30.0):
+            # It never comes if another program has taken a port that Jupyter had chosen for it.
+            self._end_session()
+            self.load()
         # A narrow page keeps it in a menu.
         self.page.wait_for_selector(
             '.jp-Notebook-ExecutionIndicator[data-status="idle"]', state="attached"
         )
+
+    def _is_answered(self, seconds: float) -> bool:
+        answers = self.page.evaluate(
+            """async (milliseconds) => {
+                const ask = async () => {
+                    const session = window.jupyterapp.shell.currentWidget.sessionContext;
+                    await session.ready;
+                    await session.session.kernel.info;
+                    return true;
+                };
+                const giveUp = new Promise(done => setTimeout(done, milliseconds, false));
+                return Promise.race([ask(), giveUp]);
+            }""",
+            1000 * seconds,
+        )
+        return bool(answers)
+
+    def _end_session(self) -> None:
+        for session in self._lab.request("/api/sessions"):
+            if session["path"] == self.name:
+                self._lab.request(f"/api/sessions/{session['id']}", "DELETE")
 
     @property
     def path(self) -> str:

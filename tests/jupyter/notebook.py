@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -269,27 +270,31 @@ def open_notebook(folder: Path, *, ignores_sigint: bool = False) -> Iterator[Not
         folder: where its files go.
         ignores_sigint: start it with SIGINT ignored, as ``nohup`` and a shell's background do.
     """
-    manager = KernelManager(connection_file=str(folder / "kernel.json"))
-    # The kernelspec that is found may be another environment's.
-    manager.kernel_spec.argv = [
-        *(sys.executable, "-Xfrozen_modules=off", "-m", "ipykernel_launcher"),
-        *("-f", "{connection_file}"),
-    ]
-    if ignores_sigint:
-        shell = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]
-        manager.kernel_spec.argv = [*shell, *manager.kernel_spec.argv]
-    manager.start_kernel(
-        env=_make_env(folder), cwd=str(folder), extra_arguments=["--HistoryManager.enabled=False"]
-    )
-    client = manager.blocking_client()
-    try:
-        client.start_channels()
-        client.wait_for_ready(timeout=_TIMEOUT_S)
-        yield Notebook(manager, client)
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel(now=True)
-        manager.cleanup_resources()
+    # Its channels are files, as a port that is free now may be another program's when the kernel
+    # takes it. Their paths must be short.
+    with tempfile.TemporaryDirectory() as sockets:
+        manager = KernelManager(
+            connection_file=str(folder / "kernel.json"), transport="ipc", ip=f"{sockets}/kernel"
+        )
+        # The kernelspec that is found may be another environment's.
+        manager.kernel_spec.argv = [
+            *(sys.executable, "-Xfrozen_modules=off", "-m", "ipykernel_launcher"),
+            *("-f", "{connection_file}"),
+        ]
+        if ignores_sigint:
+            shell = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]
+            manager.kernel_spec.argv = [*shell, *manager.kernel_spec.argv]
+        extra = ["--HistoryManager.enabled=False"]
+        manager.start_kernel(env=_make_env(folder), cwd=str(folder), extra_arguments=extra)
+        client = manager.blocking_client()
+        try:
+            client.start_channels()
+            client.wait_for_ready(timeout=_TIMEOUT_S)
+            yield Notebook(manager, client)
+        finally:
+            client.stop_channels()
+            manager.shutdown_kernel(now=True)
+            manager.cleanup_resources()
 
 
 def _make_env(folder: Path) -> dict[str, str]:
