@@ -49,12 +49,13 @@ def test_a_page_needs_nothing_and_follows_the_theme(lab: Lab, path: Path, scheme
     assert (width, said) == (320, [])
 
 
-def test_tables_fit_beside_a_panel(lab: Lab, tmp_path: Path) -> None:
-    """No report's table scrolls at 700 pixels."""
+@pytest.mark.parametrize("width", [700, 640, 530])
+def test_tables_fit_beside_a_panel(lab: Lab, tmp_path: Path, width: int) -> None:
+    """No report's table scrolls."""
     path = tmp_path / "every.html"
     reports = list(make_every_report().items())
     path.write_text(render_story("GPU memory", reports, is_redacted=False), "utf-8")
-    page = lab.browser.new_page(viewport={"width": 700, "height": 800})
+    page = lab.browser.new_page(viewport={"width": width, "height": 800})
 
     page.goto(path.as_uri())
     cut = page.evaluate(

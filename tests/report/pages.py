@@ -30,6 +30,8 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Take note of an element."""
+        if tag == "wbr":
+            return  # where a word may break
         self.elements.append((tag, dict(attrs)))
         self.text += " "
         if tag not in _VOID:

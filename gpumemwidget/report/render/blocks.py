@@ -135,7 +135,7 @@ class Table:
     #: In HTML the shared cell is a line above its rows, which keeps the table narrow.
     shared_above: bool = False
     #: The last cell of a row stands below the others: in text, and where HTML has little room, if
-    #: no cells are shared.
+    #: no cells are shared and there are at most three others.
     stacks: bool = False
     #: The first row of a group is a line of source, which HTML opens to the calls below it. Text
     #: has the first two columns, which are an ``index`` and a ``source``, behind the others.

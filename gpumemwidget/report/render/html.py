@@ -29,6 +29,7 @@ from gpumemwidget.report.render.blocks import (
 from gpumemwidget.report.render.markup import (
     UNTRUSTED_NOTE,
     Html,
+    escape,
     h,
     indent,
     join_html,
@@ -154,7 +155,8 @@ def _render_options(options: Options) -> Html:
 def _render_table(table: Table) -> Html:
     columns = table.columns[table.n_shared if table.shared_above else 0 :]
     heads = [
-        h(f"th{_list_classes(column, Cell(''))}", column.title, scope="col") for column in columns
+        h(f"th{_list_classes(columns[index:], Cell(''))}", column.title, scope="col")
+        for index, column in enumerate(columns)
     ]
     bodies = [h("tbody", *_iter_rows(table, group, columns)) for group in table.groups]
     # A table of numbers alone may wrap between a number and its unit, so that it fits; one with a
@@ -167,7 +169,7 @@ def _render_table(table: Table) -> Html:
     return h(
         "div.gmw-w",
         h(
-            f"table.gmw-t{width}{'.gmw-st' * (table.stacks and not table.n_shared)}",
+            f"table.gmw-t{width}{'.gmw-st' * _stacks(table)}",
             h(f"caption{'.gmw-h' * (not table.caption_is_seen)}", table.caption),
             h("thead", h("tr", *heads)),
             *bodies,
@@ -177,8 +179,12 @@ def _render_table(table: Table) -> Html:
 
 def _is_wide(table: Table) -> bool:
     """Return whether a row stands in several lines where a page is as narrow as a side panel."""
-    is_plain = not (table.n_shared or table.stacks)
+    is_plain = not (table.n_shared or _stacks(table))
     return is_plain and table.columns[-1].last == "wrap" and len(table.columns) > 4
+
+
+def _stacks(table: Table) -> bool:
+    return table.stacks and not table.n_shared and len(table.columns) <= 4
 
 
 def _iter_rows(
@@ -215,7 +221,7 @@ def _render_row(
         may_be_cut = column.last == "cut" and _is_code(column, cell)
         cells.append(
             h(
-                f"{'th' if is_head else 'td'}{_list_classes(column, cell)}",
+                f"{'th' if is_head else 'td'}{_list_classes(columns[index:], cell)}",
                 *_list_content(table, column, cell, can_open=can_open),
                 scope=scope,
                 rowspan=n_rows if is_shared else None,
@@ -239,6 +245,9 @@ def _list_content(
     text: Html | str = cell.text
     if _is_code(column, cell):
         is_line = column.kind == "source" and not cell.level
+        if column.fold is not None:
+            # A name breaks behind a dot rather than within a word.
+            text = Html("<wbr>".join(map(escape, re.split(r"(?<=[._/])", cell.text))))
         text = h(f"code{'.gmw-cs' * is_line}", text, dir="auto")
         if is_line and can_open:
             text = h("details", h("summary", text))
@@ -258,10 +267,13 @@ def _list_content(
     return [mark, text, render_share(cell.share, "gmw-y")]
 
 
-def _list_classes(column: Column, cell: Cell) -> str:
+def _list_classes(columns: Sequence[Column], cell: Cell) -> str:
+    """Return the classes of a cell in the first of these columns; the others follow it."""
+    column, following = columns[0], columns[1:2]
     classes = []
     if column.kind == "number":
-        classes.append("gmw-r")
+        is_before_text = any(other.kind != "number" for other in following)
+        classes += ["gmw-r", "gmw-rt"] if is_before_text else ["gmw-r"]
     if column.last == "wrap":
         classes.append("gmw-f")
     if column.fold is not None:
