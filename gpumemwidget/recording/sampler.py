@@ -139,6 +139,8 @@ class Sampler:
             self._on_sample(Sample(time_s, readings))
         except Exception as exc:  # noqa: BLE001 - reported, and the next sample may go well
             self._on_error(exc)
+            if self._wake is not wake:
+                return
         # Late ticks are dropped, and a slow read is not followed by another at once.
         delay_s = self._interval_s if self._in_cell else self._idle_interval_s
         due_s, now_s = self.due_s + delay_s, self._clock.now()

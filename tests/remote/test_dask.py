@@ -387,7 +387,7 @@ def test_a_lost_connection_ends_nothing(
     monkeypatch: pytest.MonkeyPatch, cluster: LocalCluster, client: Client
 ) -> None:
     """A client that is back within a minute goes on watching."""
-    monkeypatch.setattr(adapter, "_CLIENT_GONE_S", 1.0)
+    monkeypatch.setattr(adapter, "_CLIENT_GONE_S", 3.0)
     watching = Watching(DaskSource(client))
     watching.wait(lambda states: len(states) == 2)
     is_over, loop = threading.Event(), cluster.loop
@@ -395,7 +395,7 @@ def test_a_lost_connection_ends_nothing(
     connection = cluster.scheduler.client_comms[client.id].comm
     loop.add_callback(connection.abort)
     wait_for(lambda: is_back(cluster, client, connection))
-    loop.add_callback(loop.call_later, 1.0, is_over.set)
+    loop.add_callback(loop.call_later, 3.0, is_over.set)
     is_over.wait(_DEADLINE_S)
     client.submit(increment, 1, pure=False).result()
 

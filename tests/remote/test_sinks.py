@@ -22,8 +22,9 @@ from gpumemwidget.remote.messages import (
 )
 from gpumemwidget.remote.writer import record_writer
 from gpumemwidget.remote.writer.record_writer import BatchSink
+from gpumemwidget.remote.writer.spans import OpenSpan
 from gpumemwidget.testing import simulate_gpus
-from tests.remote.programs import read_lines
+from tests.remote.programs import read_lines, wait_for
 
 MIB = 1 << 20
 BEGAN = encode(Began(ProcessInfo("1", "host", 7, "python", 0.0)))
@@ -60,6 +61,10 @@ def receiver() -> Iterator[Receiver]:
     receiver = Receiver()
     yield receiver
     receiver.may_go_on.set()
+
+
+def read_spans(receiver: Receiver) -> list[str]:
+    return [span.name for span in read_lines(b"".join(receiver.batches)).spans]
 
 
 def make_span(name: str, peak: int = 0) -> SpanEnded:
@@ -110,30 +115,52 @@ def test_close_gives_up_on_a_send_that_hangs(
     assert receiver.lines == lines
 
 
-def test_close_ends_the_thread_whatever_it_is_at(receiver: Receiver) -> None:
-    """Beside a thread that never waits, it often comes when the sink has just waited in vain."""
+def test_close_ends_the_thread_at_any_moment(receiver: Receiver) -> None:
+    """Beside a busy thread, ``close`` often comes between the sender's wait and its next step."""
     is_over: list[bool] = []
 
     def keep_busy() -> None:
         while not is_over:
             pass
 
-    threading.Thread(target=keep_busy).start()
+    busy = threading.Thread(target=keep_busy, daemon=True)
+    busy.start()
     sinks = []
-    for _ in range(20):
-        sink = BatchSink(receiver.send, every_s=0.002)
-        sink.write(BEGAN)
-        time.sleep(0.003)
-        sink.close()
-        sinks.append(sink)
-        if sink._thread.is_alive():
-            break
-    is_over.append(True)
+    try:
+        for _ in range(20):
+            sink = BatchSink(receiver.send, every_s=0.002)
+            sink.write(BEGAN)
+            time.sleep(0.003)
+            sink.close()
+            sinks.append(sink)
+            if sink._thread.is_alive():
+                break
+    finally:
+        is_over.append(True)
+        busy.join(_DEADLINE_S)
     for sink in sinks:
         sink._thread.join(_DEADLINE_S)
 
     assert not any(sink._thread.is_alive() for sink in sinks)
     assert receiver.lines == [BEGAN] * len(sinks)
+
+
+def test_a_span_that_ends_on_the_sending_thread(receiver: Receiver) -> None:
+    """Garbage that is collected there may end one: another thread of ours writes it."""
+    spans: list[OpenSpan | None] = []
+
+    def send(lines: bytes) -> None:
+        while spans:
+            recording.end_span(spans.pop())
+        receiver.send(lines)
+
+    with simulate_gpus(1):
+        recording = join(send, role="worker")
+        spans.append(recording.begin_span("late"))
+        wait_for(lambda: b'"late"' in b"".join(receiver.batches) and read_spans(receiver))
+        leave()
+
+    assert read_spans(receiver) == ["late"]
 
 
 def test_where_too_much_waits_samples_go_first(

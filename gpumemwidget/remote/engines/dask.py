@@ -109,7 +109,10 @@ class DaskSource(InboxSource):
 
     def _check_registration(self) -> None:
         """Raise the error by which the workers can't be recorded, once there is one."""
-        error = self._registration.exception() if self._registration.done() else None
+        registration = self._registration
+        # ``close`` cancels it.
+        is_done = registration.done() and not registration.cancelled()
+        error = registration.exception() if is_done else None
         if error is not None:
             raise GpuMemError(
                 f"the workers of {self.name} can't be recorded ({describe_exception(error)}): "

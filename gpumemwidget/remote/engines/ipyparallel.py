@@ -20,6 +20,7 @@ import functools
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -64,6 +65,8 @@ class IpyparallelSource(InboxSource):
         #: By number, the answer to ``join_engine``, until it is read.
         self._engines: dict[int, Any] = {}
         self._is_closed = False
+        #: Held while engines are let in, so that none joins after the others have left.
+        self._lock = threading.Lock()
         self._header = self._client.session.msg(_MESSAGE_TYPE)["header"]
         self._listen()
         # All free engines record the notebook's next task.
@@ -92,11 +95,12 @@ class IpyparallelSource(InboxSource):
         Raises:
             RecordingError: an engine could not join; once for every engine.
         """
-        if not self._is_closed:
-            self._listen()
-        self._ask_to_join()
+        with self._lock:
+            if not self._is_closed:
+                self._listen()
+                self._ask_to_join()
         refusals = []
-        for number, joining in self._engines.items():
+        for number, joining in tuple(self._engines.items()):
             if joining is not None and joining.done():
                 self._engines[number], error = None, joining.exception()
                 if error is not None:
@@ -107,7 +111,7 @@ class IpyparallelSource(InboxSource):
 
     def _ask_to_join(self) -> None:
         """Let the engines join that have come since the last call, and forget those that left."""
-        numbers = [] if self._is_closed else self._client.ids
+        numbers = self._client.ids
         self.name = "1 engine" if len(numbers) == 1 else f"{len(numbers)} engines"
         for number in self._engines.keys() - set(numbers):
             self._engines.pop(number, None)
@@ -138,9 +142,10 @@ class IpyparallelSource(InboxSource):
 
     def close(self) -> None:
         """Take away what was added on the engines; one that is busy does it after its task."""
-        if self._is_closed:
-            return
-        self._is_closed = True
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
         name = self._header["msg_id"]
         answers = [self._apply(number, leave_engine, name) for number in tuple(self._engines)]
         deadline_s = time.monotonic() + _FREE_S

@@ -105,6 +105,8 @@ class RaySource(InboxSource):
         except FutureTimeoutError:
             return  # The collector begins, or is busy.
         except Exception as exc:  # noqa: BLE001 - raised as an error of ours
+            if self._is_closed:
+                return  # ``close`` has ended the collector while this waited for it.
             self._running.clear()
             what = describe_exception(exc)
             raise BackendError(

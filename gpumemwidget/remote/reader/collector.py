@@ -136,7 +136,7 @@ class Collector:
             # One that is under way may have passed over what has come just now.
             wanted = self._n_begun + 1
             self._wake.set()
-            self._has_read.wait_for(lambda: self._n_ended >= wanted, seconds)
+            self._has_read.wait_for(lambda: self._is_closed or self._n_ended >= wanted, seconds)
 
     def read(self) -> None:
         """Take what the sources have. A failure of one is reported, and the others are read."""
@@ -214,6 +214,8 @@ class Collector:
             sources, self._sources = self._sources, []
             thread, self._thread = self._thread, None
         self._wake.set()
+        with self._has_read:
+            self._has_read.notify_all()
         for source in sources:
             source.close()
         if thread is not None and thread is not threading.current_thread():

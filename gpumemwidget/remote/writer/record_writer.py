@@ -255,6 +255,13 @@ def _sum_peaks(span: SpanRecord) -> int:
 _MAX_WAITING_BYTES = 1024 * 1024
 #: Maximum seconds to wait for what is sent at the end.
 _CLOSE_S = 2.0
+#: The idents of the threads that send.
+_senders: set[int] = set()
+
+
+def is_sending() -> bool:
+    """Return whether this is a thread that sends lines, and so may hold a sink's lock."""
+    return threading.get_ident() in _senders
 
 
 class Sink(Protocol):
@@ -329,19 +336,25 @@ class BatchSink:
         self._thread.join(_CLOSE_S)
 
     def _run(self) -> None:
-        is_closed = False
-        while not is_closed:
-            self._wake.wait()
-            self._closed.wait(self._every_s)
-            self._wake.clear()
-            # Read after this, as ``close`` may come before it and wakes no second time.
-            is_closed = self._closed.is_set()
-            try:
-                while self._take_batch():
-                    self._send(self._batch)
-                    self._batch = b""
-            except Exception as exc:  # noqa: BLE001 - the receiver may be gone for a while
-                self.on_failure(exc)
+        _senders.add(threading.get_ident())
+        try:
+            while not self._closed.is_set():
+                self._wake.wait()
+                self._closed.wait(self._every_s)
+                self._wake.clear()
+                self._send_all()
+            # ``close`` may have come while the last ones were sent.
+            self._send_all()
+        finally:
+            _senders.discard(threading.get_ident())
+
+    def _send_all(self) -> None:
+        try:
+            while self._take_batch():
+                self._send(self._batch)
+                self._batch = b""
+        except Exception as exc:  # noqa: BLE001 - the receiver may be gone for a while
+            self.on_failure(exc)
 
     def _take_batch(self) -> bool:
         """Take what waits, unless the batch before could not be sent; return if there is any."""

@@ -37,7 +37,7 @@ from gpumemwidget.remote.writer.program import (
     name_program,
     read_rank,
 )
-from gpumemwidget.remote.writer.record_writer import BatchSink, RecordWriter, Sink
+from gpumemwidget.remote.writer.record_writer import BatchSink, RecordWriter, Sink, is_sending
 from gpumemwidget.remote.writer.spans import OpenSpan, Spans
 from gpumemwidget.session.interrupts import run_to_end
 from gpumemwidget.session.oom_watch import OomWatch
@@ -324,7 +324,7 @@ class Recorder:
 
         A span that begins there is not measured: it would wait for this thread's own locks.
         """
-        return getattr(self._within, "is_within", False)
+        return getattr(self._within, "is_within", False) or is_sending()
 
     @contextlib.contextmanager
     def _staying_within(self) -> Iterator[None]:
