@@ -67,7 +67,7 @@ class CupyPool(_Library):
         return LibraryUse(self.name, used, cached, can_empty=True)
 
     def empty_cache(self, device: str) -> None:
-        """Give back what no array is in, also of pinned host memory, of which CuPy has no size."""
+        """Give back what no array is in, also of pinned host memory: CuPy says no size of that."""
         cupy = _find_module("cupy")
         if cupy is not None and cupy.cuda.runtime.getDevice() == _find_index(device):
             cupy.get_default_memory_pool().free_all_blocks()
@@ -96,9 +96,10 @@ class JaxClient(_KeepingLibrary):
             if found.platform == "gpu" and found.local_hardware_id == _find_index(device):
                 stats: dict[str, int] = found.memory_stats() or {}
                 used, pool = stats.get("bytes_in_use"), stats.get("pool_bytes")
+                limit = stats.get("bytes_limit")
                 if used is not None:
                     cached = None if pool is None else max(int(pool) - int(used), 0)
-                    return LibraryUse(self.name, int(used), cached, stats.get("bytes_limit"))
+                    return LibraryUse(self.name, int(used), cached, limit)
         return None
 
 

@@ -255,7 +255,7 @@ class GpuLibrary(Protocol):
         """Whether it may have memory."""
 
     def read_use(self, device: str) -> LibraryUse | None:
-        """Return what it has of a device; ``None`` where it is not in use."""
+        """Return the library's use of a device; ``None`` where it does not use the device."""
 
     def empty_cache(self, device: str) -> None:
         """Give back what it keeps for later, of a device that this process is on."""

@@ -474,7 +474,7 @@ def _describe_outside(part: BreakdownPart, breakdown: Breakdown) -> str:
     if part.key == "library":
         sentence = f"Arrays of {name}, freed when nothing holds them any more."
         if part.library.limit_bytes is not None:
-            sentence += f" {name} takes at most {bind_bytes(part.library.limit_bytes)} of this GPU."
+            sentence += f" {name}'s own limit here is {bind_bytes(part.library.limit_bytes)}."
         if part.library.cached_bytes is None:
             sentence += " What it may keep for later is part of the CUDA context here."
         return sentence

@@ -159,6 +159,8 @@ class Notebook:
         self.name = name
         self.page = page
         self.problems: list[str] = []
+        #: Whether its kernel has run a cell.
+        self._has_run = False
         page.on("pageerror", self.add_problem)
 
     def add_problem(self, error: Error) -> None:
@@ -201,6 +203,7 @@ class Notebook:
         """Shut the kernel down, and open the notebook in a new page, where a new kernel starts."""
         for session in self._lab.request("/api/sessions"):
             self._lab.request(f"/api/sessions/{session['id']}", "DELETE")
+        self._has_run = False
         self.load()
         self.wait_for_kernel()
 
@@ -217,11 +220,16 @@ class Notebook:
         self.page.wait_for_selector(".jp-NotebookPanel .jp-Cell")
 
     def wait_for_kernel(self) -> None:
-        """Wait until a kernel is connected and has answered once."""
-        while not self._is_answered(30.0):
-            # It never comes if another program has taken a port that Jupyter had chosen for it.
+        """Wait until a kernel is connected and has answered once.
+
+        A notebook of which nothing has run gets another kernel if the first one does not come: it
+        never does if another program has taken a port that Jupyter had chosen for it.
+        """
+        if not self._has_run and not self._is_answered(30.0):
             self._end_session()
             self.load()
+        if not self._is_answered(_PATIENCE_S):
+            raise AssertionError(f"no kernel has answered {self.name}")
         # A narrow page keeps it in a menu.
         self.page.wait_for_selector(
             '.jp-Notebook-ExecutionIndicator[data-status="idle"]', state="attached"
@@ -270,6 +278,7 @@ class Notebook:
 
     def start(self, number: int) -> None:
         """Run a cell and do not wait for its end."""
+        self._has_run = True
         self.select(number)
         self.page.evaluate(
             "() => { void window.jupyterapp.commands.execute('notebook:run-cell'); }"

@@ -264,14 +264,14 @@ def _to_text(output: dict[str, Any]) -> str:
 
 @contextmanager
 def open_notebook(folder: Path, *, ignores_sigint: bool = False) -> Iterator[Notebook]:
-    """A kernel of this interpreter, whose files stay in ``folder``.
+    """A kernel of this interpreter.
 
     Args:
-        folder: where its files go.
+        folder: where its files go, but for its sockets.
         ignores_sigint: start it with SIGINT ignored, as ``nohup`` and a shell's background do.
     """
-    # Its channels are files, as a port that is free now may be another program's when the kernel
-    # takes it. Their paths must be short.
+    # The kernel's channels are socket files, whose paths must be short: another program may take a
+    # port that was free before the kernel does.
     with tempfile.TemporaryDirectory() as sockets:
         manager = KernelManager(
             connection_file=str(folder / "kernel.json"), transport="ipc", ip=f"{sockets}/kernel"
