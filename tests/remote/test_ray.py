@@ -281,6 +281,31 @@ def test_a_killed_process_is_lost_and_others_end(watching: Watching) -> None:
 # -- Without a cluster -----------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("watching")
+def test_closing_while_it_is_read_is_no_error() -> None:
+    """The reader waits for the collector that ``close`` ends."""
+    source = RaySource()
+    failures: list[BackendError] = []
+    is_over = threading.Event()
+
+    def read() -> None:
+        while not is_over.is_set():
+            try:
+                list(source.read())
+            except BackendError as error:
+                failures.append(error)
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    is_over.wait(2.0)
+    source.close()
+    is_over.wait(2.0)
+    is_over.set()
+    reader.join(_DEADLINE_S)
+
+    assert failures == []
+
+
 def test_a_collector_keeps_so_much_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it refuses stays with the worker, until the notebook has taken the rest."""
     monkeypatch.setattr(ray_worker, "_MAX_WAITING_BYTES", 5)
