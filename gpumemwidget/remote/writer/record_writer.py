@@ -255,13 +255,13 @@ def _sum_peaks(span: SpanRecord) -> int:
 _MAX_WAITING_BYTES = 1024 * 1024
 #: Maximum seconds to wait for what is sent at the end.
 _CLOSE_S = 2.0
-#: The idents of the threads that send.
-_senders: set[int] = set()
+#: Has ``is_sending`` on the threads that send.
+_thread = threading.local()
 
 
 def is_sending() -> bool:
     """Return whether this is a thread that sends lines, and so may hold a sink's lock."""
-    return threading.get_ident() in _senders
+    return getattr(_thread, "is_sending", False)
 
 
 class Sink(Protocol):
@@ -336,17 +336,14 @@ class BatchSink:
         self._thread.join(_CLOSE_S)
 
     def _run(self) -> None:
-        _senders.add(threading.get_ident())
-        try:
-            while not self._closed.is_set():
-                self._wake.wait()
-                self._closed.wait(self._every_s)
-                self._wake.clear()
-                self._send_all()
-            # ``close`` may have come while the last ones were sent.
+        _thread.is_sending = True
+        while not self._closed.is_set():
+            self._wake.wait()
+            self._closed.wait(self._every_s)
+            self._wake.clear()
             self._send_all()
-        finally:
-            _senders.discard(threading.get_ident())
+        # Lines may have come, and then ``close``, while others were sent.
+        self._send_all()
 
     def _send_all(self) -> None:
         try:
