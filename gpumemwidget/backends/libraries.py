@@ -67,7 +67,7 @@ class CupyPool(_Library):
         return LibraryUse(self.name, used, cached, can_empty=True)
 
     def empty_cache(self, device: str) -> None:
-        """Give back what no array is in, also of pinned host memory: CuPy says no size of that."""
+        """Give back what no array is in, also pinned host memory (CuPy does not say how much)."""
         cupy = _find_module("cupy")
         if cupy is not None and cupy.cuda.runtime.getDevice() == _find_index(device):
             cupy.get_default_memory_pool().free_all_blocks()

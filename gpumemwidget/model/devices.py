@@ -131,7 +131,7 @@ class LibraryUse:
     #: The bytes that its arrays are in; ``None`` where it can't be asked.
     used_bytes: int | None = None
     cached_bytes: int | None = None  #: the bytes that it keeps for later; ``None``: unknown
-    #: The limit that it has set itself on the device; ``None``: none, or none that it says.
+    #: The library's own limit on the device; ``None``: it has none, or does not say it.
     limit_bytes: int | None = None
     can_empty: bool = False  #: whether it can give back what it keeps for later
 

@@ -184,6 +184,7 @@ def _is_wide(table: Table) -> bool:
 
 
 def _stacks(table: Table) -> bool:
+    """Return whether a row's last cell stands below the others where there is little room."""
     return table.stacks and not table.n_shared and len(table.columns) <= 4
 
 
