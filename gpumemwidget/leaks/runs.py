@@ -234,8 +234,8 @@ def _grows_itself(source: str, holder: str) -> bool:
 def make_cell_key(source: str) -> str:
     """Return a text that is the same for cells that differ in comments and blank lines alone.
 
-    It may also be for cells that differ in blank lines within a string, or behind a ``#`` within
-    quotes that an f-string nests.
+    Cells that differ in blank lines within a string, or behind a ``#`` within quotes that an
+    f-string nests, may have the same text, too.
     """
     # Not by ``ast.parse``: it would take longer than all the rest of recording a cell.
     text = _COMMENT_OR_STRING.sub(

@@ -201,8 +201,7 @@ class Notebook:
 
     def reopen(self) -> None:
         """Shut the kernel down, and open the notebook in a new page, where a new kernel starts."""
-        for session in self._lab.request("/api/sessions"):
-            self._lab.request(f"/api/sessions/{session['id']}", "DELETE")
+        self._end_session()
         self._has_run = False
         self.load()
         self.wait_for_kernel()

@@ -100,7 +100,7 @@ class IpyparallelSource(InboxSource):
                 self._listen()
                 self._ask_to_join()
         refusals = []
-        for number, joining in tuple(self._engines.items()):
+        for number, joining in self._engines.items():
             if joining is not None and joining.done():
                 self._engines[number], error = None, joining.exception()
                 if error is not None:

@@ -256,12 +256,12 @@ _MAX_WAITING_BYTES = 1024 * 1024
 #: Maximum seconds to wait for what is sent at the end.
 _CLOSE_S = 2.0
 #: Has ``is_sending`` on the threads that send.
-_thread = threading.local()
+_local = threading.local()
 
 
 def is_sending() -> bool:
     """Return whether this is a thread that sends lines, and so may hold a sink's lock."""
-    return getattr(_thread, "is_sending", False)
+    return getattr(_local, "is_sending", False)
 
 
 class Sink(Protocol):
@@ -336,22 +336,20 @@ class BatchSink:
         self._thread.join(_CLOSE_S)
 
     def _run(self) -> None:
-        _thread.is_sending = True
-        while not self._closed.is_set():
+        _local.is_sending = True
+        is_closed = False
+        while not is_closed:
             self._wake.wait()
             self._closed.wait(self._every_s)
             self._wake.clear()
-            self._send_all()
-        # Lines may have come, and then ``close``, while others were sent.
-        self._send_all()
-
-    def _send_all(self) -> None:
-        try:
-            while self._take_batch():
-                self._send(self._batch)
-                self._batch = b""
-        except Exception as exc:  # noqa: BLE001 - the receiver may be gone for a while
-            self.on_failure(exc)
+            # Asked only now: a ``close`` just before ``clear`` does not wake this thread again.
+            is_closed = self._closed.is_set()
+            try:
+                while self._take_batch():
+                    self._send(self._batch)
+                    self._batch = b""
+            except Exception as exc:  # noqa: BLE001 - the receiver may be gone for a while
+                self.on_failure(exc)
 
     def _take_batch(self) -> bool:
         """Take what waits, unless the batch before could not be sent; return if there is any."""
